@@ -1,0 +1,7 @@
+"""Operators and the native code under them."""
+
+from __future__ import annotations
+
+from mamba_lab.ops.toolchain import NativeUnavailable
+
+__all__ = ["NativeUnavailable"]

@@ -1,0 +1,292 @@
+"""Compile a source of ``csrc`` on first use, keep the library in a cache, load it.
+
+A library is named after everything it depends on. The first part of its name digests what must match for it to run
+here: its source and the headers, PyTorch's target version, and the processor. The second part digests how it was built:
+compiler and flags. The installed PyTorch's own version is in neither, because a library built on the stable ABI for
+2.10 runs on every later release. A machine without a compiler takes any library whose first part matches, so a shared
+cache serves readers who have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mamba_lab.ops import cache
+from mamba_lab.ops.toolchain import (
+    CXX_REMEDY,
+    NVCC_REMEDY,
+    TORCH_TARGET,
+    Compiler,
+    NativeUnavailable,
+    find_cxx,
+    find_nvcc,
+    processor,
+    torch_folder,
+)
+from mamba_lab.paths import csrc_dir
+
+log = logging.getLogger("mamba_lab")
+
+SUFFIXES = {"cpu": ".cpp", "cuda": ".cu"}
+HEADERS = {".h", ".hpp", ".cuh", ".inc"}
+COMPILE_SECONDS = 600
+SHOWN_LINES = 40
+
+_guard = threading.RLock()
+_loaded: dict[tuple[str, str], Path] = {}
+_failed: dict[str, NativeUnavailable] = {}
+_said: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Built:
+    """A library in the cache: where it lies, whether this call compiled it, and the seconds that took."""
+
+    path: Path
+    compiled: bool
+    seconds: float
+
+
+def load_library(name: str, device: str = "cpu") -> Path:
+    """Load ``csrc/<device>/<name>`` into this process, compiling it when no cache holds it.
+
+    Its functions appear in ``torch.ops.mamba_lab``. A second call returns at once, also after an edit of the source: a
+    process cannot unload a library.
+
+    Args:
+        name: the source's name without suffix.
+        device: "cpu" (C++) or "cuda" (CUDA C++; a library of its own, as its symbols are missing from a CPU-only
+            PyTorch).
+
+    Returns:
+        The library's path in the cache.
+
+    Raises:
+        ValueError: ``csrc`` has no such source.
+        NativeUnavailable: it cannot be built or loaded here. The message holds the compiler's own and one remedy.
+    """
+    with _guard:
+        if (name, device) in _loaded:
+            return _loaded[name, device]
+        import torch
+
+        if device == "cuda" and torch.version.cuda is None:
+            why = f"PyTorch {torch.__version__} is a build without CUDA"
+            raise NativeUnavailable(_title(name, device), why, "install PyTorch's CUDA build (pip install torch)")
+        built = build_library(name, device)
+        try:
+            torch.ops.load_library(str(built.path))
+        except OSError as error:
+            if built.compiled:
+                raise _does_not_load(name, device, error) from error
+            # Whole, yet not loadable: built where another C++ library was installed. This machine builds its own.
+            log.warning("%s in the cache does not load here (%s): building it again", _title(name, device), error)
+            built = build_library(name, device, distrust=built.path)
+            try:
+                torch.ops.load_library(str(built.path))
+            except OSError as second:
+                raise _does_not_load(name, device, second) from second
+        _loaded[name, device] = built.path
+        return built.path
+
+
+def available(name: str, device: str = "cpu") -> bool:
+    """Whether a library can be loaded here; builds it when needed. A False is logged once, with reason and remedy.
+
+    Raises:
+        ValueError: ``csrc`` has no such source.
+    """
+    try:
+        load_library(name, device)
+    except NativeUnavailable as error:
+        if (name, device) not in _said:
+            _said.add((name, device))
+            log.warning("%s", error)
+        return False
+    return True
+
+
+def sources(device: str = "cpu") -> list[str]:
+    """The names of all sources in ``csrc/<device>``."""
+    return sorted(path.stem for path in (csrc_dir() / device).glob(f"*{_suffix(device)}"))
+
+
+def build_library(
+    name: str, device: str = "cpu", *, roots: list[Path] | None = None, distrust: Path | None = None
+) -> Built:
+    """Make sure that a cache holds a library, without loading it.
+
+    Args:
+        name, device: as in ``load_library``.
+        roots: cache folders, first to last; ``cache_roots()`` when None. All are read, the first that can be written is
+            written.
+        distrust: a library to pass over, as if it were damaged.
+
+    Raises:
+        ValueError, NativeUnavailable: as in ``load_library``.
+    """
+    source = _source(name, device)
+    title = _title(name, device)
+    if os.name == "nt":
+        raise NativeUnavailable(title, "native code is not built on Windows", "use the Windows Subsystem for Linux")
+    roots = cache.cache_roots() if roots is None else roots
+    must = _digest_what_must_match(source, device)
+    try:
+        compiler = find_cxx() if device == "cpu" else find_nvcc()
+    except NativeUnavailable as error:
+        anyhow = _built_by_any(roots, device, f"{name}-{must}-", distrust)
+        if anyhow is not None:
+            return Built(anyhow, False, 0.0)
+        raise NativeUnavailable(title, error.why, error.remedy) from None
+    file_name = f"{name}-{must}-{_digest(*compiler.command, compiler.version, *compiler.flags)}.so"
+    for root in roots:
+        library = root / "native" / device / file_name
+        if library != distrust and cache.is_whole(library):
+            return Built(library, False, 0.0)
+    if file_name in _failed:
+        raise _failed[file_name]
+    refusals = []
+    for root in roots:
+        library = root / "native" / device / file_name
+        try:
+            file = cache.open_lock(library.with_name(f"{name}.lock"))
+        except OSError as error:
+            refusals.append(f"{root}: {error.strerror or error}")
+            continue
+        with file:
+            try:
+                with cache.locked(file, title) as held:
+                    # Another process may have built it while this one waited.
+                    if library != distrust and cache.is_whole(library):
+                        return Built(library, False, 0.0)
+                    return _compile(source, device, compiler, library, clean=held)
+            except OSError as error:
+                raise NativeUnavailable(title, f"the cache {root} failed: {error}", _CACHE_REMEDY) from error
+            except NativeUnavailable as error:
+                _failed[file_name] = error
+                raise
+    why = "no cache can be written (" + "; ".join(refusals or ["there is no home folder"]) + ")"
+    raise NativeUnavailable(title, why, _CACHE_REMEDY)
+
+
+_CACHE_REMEDY = "free space there, or set MAMBA_LAB_CACHE to a folder that you may write"
+
+
+def compile_command(compiler: Compiler, source: Path, output: Path, device: str) -> list[str]:
+    """The full command line.
+
+    Include and library paths are here and not in the cache key: they differ between environments that may share. The
+        library names libtorch_cpu without a path: PyTorch is in the process before any of our libraries is.
+    """
+    torch = torch_folder()
+    libraries = ["torch_cpu", *(["torch_cuda"] if device == "cuda" and any(torch.glob("lib/libtorch_cuda.*")) else [])]
+    return [
+        *compiler.command,
+        *compiler.flags,
+        f"-I{torch / 'include'}",
+        f"-I{source.parent.parent}",
+        str(source),
+        "-o",
+        str(output),
+        f"-L{torch / 'lib'}",
+        *(f"-l{library}" for library in libraries),
+    ]
+
+
+def _compile(source: Path, device: str, compiler: Compiler, library: Path, *, clean: bool) -> Built:
+    title = _title(source.stem, device)
+    if library.exists():
+        log.warning("%s in the cache is damaged or does not load: building it again", title)
+    if clean:  # what killed builders left; only safe while nobody else can be building
+        for path in library.parent.glob(f".{source.stem}-*.tmp*"):
+            path.unlink(missing_ok=True)
+    temporary = library.with_name(f".{source.stem}-{os.getpid()}-{os.urandom(4).hex()}.tmp.so")
+    command = compile_command(compiler, source, temporary, device)
+    log.info("compiling %s (once for this machine)", title)
+    started = time.monotonic()
+    remedy = CXX_REMEDY if device == "cpu" else NVCC_REMEDY
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=COMPILE_SECONDS,
+        )
+        seconds = time.monotonic() - started
+        if done.returncode != 0 or not temporary.exists():
+            why = f"{compiler.command[0]} failed with exit code {done.returncode}:\n{_shown(done.stdout)}"
+            raise NativeUnavailable(title, why, remedy)
+        note = {"compiler": compiler.label, "flags": list(compiler.flags), "target": TORCH_TARGET, "seconds": seconds}
+        cache.publish(temporary, library, note)
+    except subprocess.TimeoutExpired:
+        raise NativeUnavailable(title, f"{compiler.command[0]} ran longer than {COMPILE_SECONDS} s", remedy) from None
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and error.filename == compiler.command[0]:
+            raise NativeUnavailable(title, f"{compiler.command[0]} has gone", remedy) from None
+        raise
+    finally:
+        for path in (temporary, temporary.with_suffix(".note")):
+            path.unlink(missing_ok=True)
+    return Built(library, True, seconds)
+
+
+def _built_by_any(roots: list[Path], device: str, prefix: str, distrust: Path | None) -> Path | None:
+    for root in roots:
+        for library in sorted((root / "native" / device).glob(f"{prefix}*.so")):
+            if library != distrust and cache.is_whole(library):
+                return library
+    return None
+
+
+def _digest_what_must_match(source: Path, device: str) -> str:
+    root = source.parent.parent
+    headers = sorted(path for path in root.rglob("*") if path.suffix in HEADERS and path.is_file())
+    parts = [source.name, source.read_text(encoding="utf-8")]
+    for header in headers:
+        parts += [header.relative_to(root).as_posix(), header.read_text(encoding="utf-8")]
+    return _digest(*parts, device, TORCH_TARGET, processor())
+
+
+def _digest(*parts: str) -> str:
+    # Lengths go in too: otherwise ("ab", "c") and ("a", "bc") would share a digest.
+    text = "".join(f"{len(part)}:{part}" for part in parts)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _source(name: str, device: str) -> Path:
+    path = csrc_dir() / device / f"{name}{_suffix(device)}"
+    if not path.is_file():
+        known = ", ".join(sources(device)) or "none"
+        raise ValueError(f"name is {name!r}, and csrc/{device} has no {path.name}; its sources are: {known}")
+    return path
+
+
+def _suffix(device: str) -> str:
+    if device not in SUFFIXES:
+        raise ValueError(f"device is {device!r}; native code exists for {' and '.join(map(repr, SUFFIXES))}")
+    return SUFFIXES[device]
+
+
+def _title(name: str, device: str) -> str:
+    return f"the {'CUDA' if device == 'cuda' else 'C++'} library {name!r}"
+
+
+def _does_not_load(name: str, device: str, error: OSError) -> NativeUnavailable:
+    remedy = "use a compiler of this system (unset CXX), or a PyTorch of 2.10 or later"
+    return NativeUnavailable(_title(name, device), f"it was built, and does not load: {error}", remedy)
+
+
+def _shown(output: str) -> str:
+    lines = output.strip().splitlines() or ["(it said nothing)"]
+    rest = len(lines) - SHOWN_LINES
+    return "\n".join(lines[:SHOWN_LINES] + ([f"... and {rest} more lines"] if rest > 0 else []))
