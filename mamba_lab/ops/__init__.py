@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mamba_lab.ops.backends import BackendStatus, backends
 from mamba_lab.ops.toolchain import NativeUnavailable
 
-__all__ = ["NativeUnavailable"]
+__all__ = ["BackendStatus", "NativeUnavailable", "backends"]

@@ -87,7 +87,11 @@ def load_library(name: str, device: str = "cpu") -> Path:
             if built.compiled:
                 raise _does_not_load(name, device, error) from error
             # Whole, yet not loadable: built where another C++ library was installed. This machine builds its own.
-            log.warning("%s in the cache does not load here (%s): building it again", _title(name, device), error)
+            log.warning(
+                "%s in the cache does not load here (%s): building it again",
+                _title(name, device),
+                error.__cause__ or error,
+            )
             built = build_library(name, device, distrust=built.path)
             try:
                 torch.ops.load_library(str(built.path))
@@ -167,6 +171,8 @@ def build_library(
                     if library != distrust and cache.is_whole(library):
                         return Built(library, False, 0.0)
                     return _compile(source, device, compiler, library, clean=held)
+            except TimeoutError as error:
+                raise NativeUnavailable(title, f"{error}", "end that process, then try again") from None
             except OSError as error:
                 raise NativeUnavailable(title, f"the cache {root} failed: {error}", _CACHE_REMEDY) from error
             except NativeUnavailable as error:
@@ -186,12 +192,15 @@ def compile_command(compiler: Compiler, source: Path, output: Path, device: str)
         library names libtorch_cpu without a path: PyTorch is in the process before any of our libraries is.
     """
     torch = torch_folder()
+    through = "-Xcompiler=" if device == "cuda" else ""
     libraries = ["torch_cpu", *(["torch_cuda"] if device == "cuda" and any(torch.glob("lib/libtorch_cuda.*")) else [])]
     return [
         *compiler.command,
         *compiler.flags,
         f"-I{torch / 'include'}",
         f"-I{source.parent.parent}",
+        # __FILE__ would carry this machine's paths into the library and into its error messages.
+        *(f"{through}-ffile-prefix-map={folder}/=" for folder in (torch / "include", source.parent.parent)),
         str(source),
         "-o",
         str(output),
@@ -224,15 +233,15 @@ def _compile(source: Path, device: str, compiler: Compiler, library: Path, *, cl
         )
         seconds = time.monotonic() - started
         if done.returncode != 0 or not temporary.exists():
-            why = f"{compiler.command[0]} failed with exit code {done.returncode}:\n{_shown(done.stdout)}"
+            why = f"{compiler.program} failed with exit code {done.returncode}:\n{_shown(done.stdout)}"
             raise NativeUnavailable(title, why, remedy)
         note = {"compiler": compiler.label, "flags": list(compiler.flags), "target": TORCH_TARGET, "seconds": seconds}
         cache.publish(temporary, library, note)
     except subprocess.TimeoutExpired:
-        raise NativeUnavailable(title, f"{compiler.command[0]} ran longer than {COMPILE_SECONDS} s", remedy) from None
+        raise NativeUnavailable(title, f"{compiler.program} ran longer than {COMPILE_SECONDS} s", remedy) from None
     except OSError as error:
         if isinstance(error, FileNotFoundError) and error.filename == compiler.command[0]:
-            raise NativeUnavailable(title, f"{compiler.command[0]} has gone", remedy) from None
+            raise NativeUnavailable(title, f"{compiler.program} has gone", remedy) from None
         raise
     finally:
         for path in (temporary, temporary.with_suffix(".note")):
@@ -283,7 +292,9 @@ def _title(name: str, device: str) -> str:
 
 def _does_not_load(name: str, device: str, error: OSError) -> NativeUnavailable:
     remedy = "use a compiler of this system (unset CXX), or a PyTorch of 2.10 or later"
-    return NativeUnavailable(_title(name, device), f"it was built, and does not load: {error}", remedy)
+    return NativeUnavailable(
+        _title(name, device), f"it was built, and does not load: {error.__cause__ or error}", remedy
+    )
 
 
 def _shown(output: str) -> str:

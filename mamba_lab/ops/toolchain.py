@@ -53,11 +53,16 @@ class Compiler:
     flags: tuple[str, ...]
 
     @property
+    def program(self) -> str:
+        """The compiler's name without its path."""
+        return Path(self.command[0]).name
+
+    @property
     def label(self) -> str:
         """Program name and first line of its version, without any path."""
         lines = [line.strip() for line in self.version.splitlines() if line.strip()]
         line = next((line for line in lines if "release" in line), lines[0] if lines else "unknown version")
-        return f"{Path(self.command[-1]).name}: {line}"
+        return f"{self.program}: {line}"
 
 
 def torch_folder() -> Path:

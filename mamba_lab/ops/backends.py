@@ -1,0 +1,86 @@
+"""What each backend of the operators needs, and whether this machine has it."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from mamba_lab.ops import build
+from mamba_lab.ops.toolchain import NativeUnavailable, find_cxx, find_nvcc
+
+
+@dataclass(frozen=True)
+class BackendStatus:
+    """One backend's state.
+
+    Attributes:
+        name: "reference", "cpu", "triton" or "cuda".
+        available: whether this machine can build and run its code.
+        why: what it found, or what is missing.
+        remedy: how to add it; empty when there is nothing to do.
+    """
+
+    name: str
+    available: bool
+    why: str
+    remedy: str = ""
+
+
+def backends() -> list[BackendStatus]:
+    """The state of every backend, slowest first. Native libraries are built and loaded to find out: seconds, once."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        remedy = "pip install 'torch>=2.10,<2.14'"
+        return [BackendStatus(n, False, f"PyTorch does not import: {error}", remedy) for n in _NAMES]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return [
+        BackendStatus("reference", True, f"plain PyTorch {torch.__version__}"),
+        _native("cpu"),
+        _triton(gpu),
+        _cuda(gpu, torch.version.cuda),
+    ]
+
+
+_NAMES = ("reference", "cpu", "triton", "cuda")
+_GPU_REMEDY = "needs an NVIDIA GPU; the cpu backend does the same work here"
+
+
+def _native(device: str) -> BackendStatus:
+    names = build.sources(device)
+    try:
+        for name in names:
+            build.load_library(name, device)
+        if not names:  # nothing to try it on: the compiler is all there is to see
+            label = (find_cxx() if device == "cpu" else find_nvcc()).label
+            return BackendStatus(device, True, f"{label}; no kernels yet")
+    except NativeUnavailable as error:
+        return BackendStatus(device, False, error.why, error.remedy)
+    count = f"{len(names)} librar{'y' if len(names) == 1 else 'ies'} ready"
+    return BackendStatus(device, True, f"{count}: {', '.join(names)}")
+
+
+def _triton(gpu: str | None) -> BackendStatus:
+    if importlib.util.find_spec("triton") is None:
+        remedy = "pip install torch (its CUDA build brings Triton)" if gpu else _GPU_REMEDY
+        return BackendStatus("triton", False, "Triton is not installed", remedy)
+    version = metadata.version("triton")
+    if gpu is None:
+        return BackendStatus("triton", False, f"Triton {version} runs in its interpreter only: no GPU", _GPU_REMEDY)
+    has_kernels = any((Path(__file__).parent / "triton").glob("*.py"))
+    return BackendStatus("triton", True, f"Triton {version} on {gpu}" + ("" if has_kernels else ", no kernels yet"))
+
+
+def _cuda(gpu: str | None, torch_cuda: str | None) -> BackendStatus:
+    if torch_cuda is None:
+        try:
+            found = f"; {find_nvcc().label}, for compiling only"
+        except NativeUnavailable:
+            found = ""
+        return BackendStatus("cuda", False, f"PyTorch is a build without CUDA{found}", _GPU_REMEDY)
+    if gpu is None:
+        remedy = f"update the NVIDIA driver to one for CUDA {torch_cuda}, or use the cpu backend"
+        return BackendStatus("cuda", False, f"PyTorch is built for CUDA {torch_cuda} and sees no GPU", remedy)
+    return _native("cuda")
