@@ -141,19 +141,14 @@ def build_library(
     if os.name == "nt":
         raise NativeUnavailable(title, "native code is not built on Windows", "use the Windows Subsystem for Linux")
     roots = cache.cache_roots() if roots is None else roots
-    must = _digest_what_must_match(source, device)
+    found = find_library(name, device, roots=roots, distrust=distrust)
+    if found is not None:
+        return Built(found, False, 0.0)
     try:
-        compiler = find_cxx() if device == "cpu" else find_nvcc()
+        compiler = _find_compiler(device)
     except NativeUnavailable as error:
-        anyhow = _built_by_any(roots, device, f"{name}-{must}-", distrust)
-        if anyhow is not None:
-            return Built(anyhow, False, 0.0)
         raise NativeUnavailable(title, error.why, error.remedy) from None
-    file_name = f"{name}-{must}-{_digest(*compiler.command, compiler.version, *compiler.flags)}.so"
-    for root in roots:
-        library = root / "native" / device / file_name
-        if library != distrust and cache.is_whole(library):
-            return Built(library, False, 0.0)
+    file_name = _file_name(source, device, compiler)
     if file_name in _failed:
         raise _failed[file_name]
     refusals = []
@@ -180,6 +175,34 @@ def build_library(
                 raise
     why = "no cache can be written (" + "; ".join(refusals or ["there is no home folder"]) + ")"
     raise NativeUnavailable(title, why, _CACHE_REMEDY)
+
+
+def find_library(
+    name: str, device: str = "cpu", *, roots: list[Path] | None = None, distrust: Path | None = None
+) -> Path | None:
+    """A whole library that fits this machine and its compiler, or None. Without a compiler any compiler's will do.
+
+    Args and errors as in ``build_library``; a missing compiler is no error here.
+    """
+    source = _source(name, device)
+    try:
+        pattern = _file_name(source, device, _find_compiler(device))
+    except NativeUnavailable:
+        pattern = f"{name}-{_digest_what_must_match(source, device)}-*.so"
+    for root in cache.cache_roots() if roots is None else roots:
+        for library in sorted((root / "native" / device).glob(pattern)):
+            if library != distrust and cache.is_whole(library):
+                return library
+    return None
+
+
+def _find_compiler(device: str) -> Compiler:
+    return find_cxx() if device == "cpu" else find_nvcc()
+
+
+def _file_name(source: Path, device: str, compiler: Compiler) -> str:
+    how = _digest(*compiler.command, compiler.version, *compiler.flags)
+    return f"{source.stem}-{_digest_what_must_match(source, device)}-{how}.so"
 
 
 _CACHE_REMEDY = "free space there, or set MAMBA_LAB_CACHE to a folder that you may write"
@@ -247,14 +270,6 @@ def _compile(source: Path, device: str, compiler: Compiler, library: Path, *, cl
         for path in (temporary, temporary.with_suffix(".note")):
             path.unlink(missing_ok=True)
     return Built(library, True, seconds)
-
-
-def _built_by_any(roots: list[Path], device: str, prefix: str, distrust: Path | None) -> Path | None:
-    for root in roots:
-        for library in sorted((root / "native" / device).glob(f"{prefix}*.so")):
-            if library != distrust and cache.is_whole(library):
-                return library
-    return None
 
 
 def _digest_what_must_match(source: Path, device: str) -> str:

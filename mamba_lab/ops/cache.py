@@ -102,6 +102,17 @@ def open_lock(path: Path) -> TextIO:
     return file
 
 
+def is_writable(root: Path) -> bool:
+    """Whether a library could be written into this cache."""
+    path = root / "native" / "probe.lock"
+    try:
+        open_lock(path).close()
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
 @contextlib.contextmanager
 def locked(file: TextIO, what: str) -> Iterator[bool]:
     """Hold an exclusive lock on an open file. The system releases it when the holder dies, however it dies.

@@ -62,7 +62,7 @@ class Compiler:
         """Program name and first line of its version, without any path."""
         lines = [line.strip() for line in self.version.splitlines() if line.strip()]
         line = next((line for line in lines if "release" in line), lines[0] if lines else "unknown version")
-        return f"{self.program}: {line}"
+        return line if line.startswith(self.program) else f"{self.program}: {line}"
 
 
 def torch_folder() -> Path:
