@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import pytest
-
-from mamba_lab.example import DOCUMENTS, LENGTHS, NAMES, SWAP, WORDS
-
-tokenizers = pytest.importorskip("tokenizers")
-from mamba_lab.tokenizer import load_tokenizer  # noqa: E402
+from mamba_lab.example import DOCUMENTS, LENGTHS, NAMES, SWAP, WORDS, diaries
+from mamba_lab.tokenizer import load_tokenizer
 
 
 def test_the_documents_have_the_lengths_of_the_published_example() -> None:
@@ -36,3 +32,16 @@ def test_the_swap_changes_one_token_of_document_a() -> None:
     before, after = tokenizer.encode(DOCUMENTS[0]), tokenizer.encode(DOCUMENTS[0].replace(old, new))
     assert len(before) == len(after)
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
+
+
+def test_diaries_repeat_one_food_and_are_the_same_for_a_seed() -> None:
+    pairs = diaries(50, seed=3)
+    assert pairs == diaries(50, seed=3) != diaries(50, seed=4)
+    assert len({sentence.split()[-1] for pair in pairs for sentence in pair}) == 7
+    for first, second in pairs:
+        assert first.split()[-1] == second.split()[-1]
+        assert first.split()[0] == second.split()[0]
+        assert sorted((len(first.split()), len(second.split()))) == [3, 4]
+    assert {len(first.split()) for first, _ in pairs} == {3, 4}, (
+        "the long sentence comes first in some, second in others"
+    )
