@@ -30,7 +30,7 @@ _FOODS = ("fish", "bread", "cake", "cheese", "pizza", "chicken", "chocolate")
 def diaries(count: int, seed: int = 0) -> list[tuple[str, str]]:
     """Small documents of two sentences about one person who eats one thing: "They eat hot pizza", "They cook pizza".
 
-    Within a diary the first sentence tells the last word of the second, in either order. A model learns that in seconds,
+    Within a diary the first sentence tells the last word of the second, in either order. A model learns it in seconds,
     and then shows in large what it carries from one sentence into the next. Documents A and B are of this kind.
     """
     rng = random.Random(seed)

@@ -43,5 +43,5 @@ def test_diaries_repeat_one_food_and_are_the_same_for_a_seed() -> None:
         assert first.split()[0] == second.split()[0]
         assert sorted((len(first.split()), len(second.split()))) == [3, 4]
     assert {len(first.split()) for first, _ in pairs} == {3, 4}, (
-        "the long sentence comes first in some, second in others"
+        "the long sentence comes first only in some"
     )
