@@ -1,4 +1,7 @@
-"""Checkers for the notebooks' exercises: ``from mamba_lab.exercises.nb02 import check_targets``, then ``check_targets(f)``."""
+"""Checkers for the notebooks' exercises:
+
+``from mamba_lab.exercises.nb02 import check_targets``, then ``check_targets(f)``.
+"""
 
 from mamba_lab.exercises.checking import CheckResult, Exercise, Mistake, case
 

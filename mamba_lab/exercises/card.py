@@ -1,4 +1,7 @@
-"""The answer card of a check: HTML for notebooks, text for everything else. Marks and borders say what the colours say."""
+"""The answer card of a check: HTML for notebooks, text for everything else.
+
+Marks and borders say what the colours say.
+"""
 
 from __future__ import annotations
 
@@ -174,12 +177,13 @@ def _cell(text: str, wrong: bool = False, bare: bool = False) -> str:
 
 
 def _table_row(name: str, cells: Sequence[str]) -> str:
-    head = f'<td style="color:{_MUTED};background:{_CARD};padding:1px 10px 1px 0;text-align:left;border:none">{_escape(name)}</td>'
-    return f'<tr style="background:{_CARD}">{head}{"".join(cells)}</tr>'
+    look = f"color:{_MUTED};background:{_CARD};padding:1px 10px 1px 0;text-align:left;border:none"
+    return f'<tr style="background:{_CARD}"><td style="{look}">{_escape(name)}</td>{"".join(cells)}</tr>'
 
 
 def _table(rows: Sequence[str]) -> str:
-    return f'<table style="border-collapse:collapse;margin:5px 0;font-size:14px;background:{_CARD}">{"".join(rows)}</table>'
+    look = f"border-collapse:collapse;margin:5px 0;font-size:14px;background:{_CARD}"
+    return f'<table style="{look}">{"".join(rows)}</table>'
 
 
 def _escape(text: str) -> str:

@@ -1,7 +1,7 @@
-"""Checks for exercises: run a reader's function on cases from small to large and say what is wrong, by name where it is known.
+"""Checks for exercises: run a reader's function on cases from small to large and name what is wrong.
 
-A check never raises. It displays one card and returns a :class:`CheckResult`, which shows nothing itself, so ``check(f)`` may
-stand anywhere in a cell. The card of an untouched stub is the same on each machine.
+A check never raises. It displays one card and returns a :class:`CheckResult`, which shows nothing itself, so
+``check(f)`` may stand anywhere in a cell. The card of an untouched stub is the same on each machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ Case = dict[str, Any]
 
 
 def case(**inputs: Any) -> Case:
-    """One case: the inputs in the order of the function's parameters; the names are shown, the values are passed by position."""
+    """One case: the inputs in the order of the function's parameters;
+
+    The names are shown, the values are passed by position.
+    """
     return inputs
 
 
@@ -31,8 +34,9 @@ def case(**inputs: Any) -> Case:
 class Mistake:
     """A common mistake, recognised by what it does, never by how the code reads.
 
-    Give one of ``wrong``, a function that makes the mistake (its answers are compared with the reader's), ``when``, a function
-    ``(answer, *inputs) -> bool`` that knows a wrong answer, or ``raises``, the exception that the mistake ends in.
+    Give one of ``wrong``, a function that makes the mistake (its answers are compared with the reader's), ``when``, a
+    function ``(answer, *inputs) -> bool`` that knows a wrong answer, or ``raises``, the exception that the mistake
+    ends in.
     """
 
     name: str
@@ -59,7 +63,10 @@ class Mistake:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a check found. ``mistake`` is None when ``ok``, else the mistake's name; ``message`` is what the card says."""
+    """What a check found. ``mistake`` is None when ``ok``, else the mistake's name;
+
+    ``message`` is what the card says.
+    """
 
     ok: bool
     exercise: str
@@ -72,7 +79,7 @@ class CheckResult:
 
 
 class Exercise:
-    """A check for one exercise, used as a function: ``check_targets = Exercise(...)``, then ``check_targets(f)`` in the notebook.
+    """A check for one exercise, used as a function: ``check = Exercise(...)``, then ``check(f)`` in the notebook.
 
     Args:
         title: what the exercise is called on the card.
@@ -80,8 +87,8 @@ class Exercise:
         cases: from smallest to largest, built with :func:`case`; the first that fails is shown.
         mistakes: the common mistakes, the likeliest first.
         hints: shown one by one by ``check.hint()``.
-        accept: ``(answer, *inputs) -> str | None`` for exercises with several right answers: None when the answer is right, else
-            what is wrong with it. Without it an answer must equal the reference's.
+        accept: ``(answer, *inputs) -> str | None`` for exercises with several right answers: None when the answer is
+            right, else what is wrong with it. Without it an answer must equal the reference's.
         lesson: one sentence shown when all is right.
         seconds: the whole check's time; a loop that doesn't end is stopped.
 

@@ -14,7 +14,10 @@ RTOL, ATOL = 1e-4, 1e-6
 
 
 def plain(value: Any) -> Any:
-    """``value`` with tensors, arrays and tuples as nested lists and numpy scalars as Python's; anything else as it is."""
+    """``value`` with tensors, arrays and tuples as nested lists and numpy scalars as Python's;
+
+    Anything else as it is.
+    """
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, range):

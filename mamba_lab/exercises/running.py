@@ -19,7 +19,10 @@ _KEPT_PRINTS = 2000
 
 
 class TimeIsUp(BaseException):
-    """Raised inside a function that ran past its time. Not an Exception, so that ``except Exception`` doesn't hold it."""
+    """Raised inside a function that ran past its time.
+
+    Not an Exception, so that ``except Exception`` doesn't hold it.
+    """
 
 
 @dataclass(frozen=True)

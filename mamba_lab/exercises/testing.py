@@ -1,4 +1,7 @@
-"""Three lines test a checker: the solution passes, the stub fails, named wrong answers each fail with their own message."""
+"""Three lines test a checker:
+
+The solution passes, the stub fails, named wrong answers each fail with their own message.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The fixed colours of the course.
 
-Documents A, B, C and D have one colour each, in every picture and every notebook. The four are from the palette of Okabe and Ito
-(2008), which stays apart under the common kinds of colour blindness; a test simulates them. Colour never carries a meaning alone:
-cells have words or letters, padding is hatched, a leak is a dashed arrow with its name.
+Documents A, B, C and D have one colour each, in every picture and every notebook. The four are from the palette of
+Okabe and Ito (2008), which stays apart under the common kinds of colour blindness; a test simulates them. Colour never
+carries a meaning alone: cells have words or letters, padding is hatched, a leak is a dashed arrow with its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ def document_name(index: int) -> str:
 
 
 def document_colour(index: int) -> str:
-    """The fill for document ``index``: the four colours in turn, so that neighbours differ. Names tell a fifth from the first."""
+    """The fill for document ``index``: the four colours in turn, so that neighbours differ.
+
+    Names tell a fifth from the first.
+    """
     if index < 0:
         raise ValueError(f"index is {index}: documents are counted from 0")
     return tuple(DOCUMENT_COLOURS.values())[index % len(DOCUMENT_COLOURS)]

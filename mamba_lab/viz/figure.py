@@ -1,4 +1,7 @@
-"""Show a picture in a notebook: an opaque PNG with a caption that a machine can compare and a text for those who cannot see it."""
+"""Show a picture in a notebook:
+
+An opaque PNG with a caption that a machine can compare and a text for those who cannot see it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ _SHORTEST_ALT = 20
 def show(fig: Figure, *, caption: str, alt: str) -> None:
     """Display ``fig`` once, as a PNG on a light card with ``caption`` below it, and close it.
 
-    The stored output has ``image/png``, ``text/plain`` (the caption) and the metadata ``alt`` and ``width``. nbval compares
-    the plain text, so write the caption as a constant sentence: no measured number in it.
+    The stored output has ``image/png``, ``text/plain`` (the caption) and the metadata ``alt`` and ``width``. nbval
+    compares the plain text, so write the caption as a constant sentence: no measured number in it.
 
     Args:
         fig: any matplotlib figure; the course's are 7.6 inches wide.
@@ -30,7 +33,8 @@ def show(fig: Figure, *, caption: str, alt: str) -> None:
         alt: what the picture shows, for readers who cannot see it; at least 20 characters.
 
     Raises:
-        ValueError: the caption has no number or no words, the alt text is missing or too short, or an axis that shows numbers has no label.
+        ValueError: the caption has no number or no words, the alt text is missing or too short, or an axis that shows
+            numbers has no label.
     """
     from IPython.display import display
 
@@ -57,8 +61,8 @@ def mime_bundle(fig: Figure, *, caption: str, alt: str) -> tuple[dict[str, Any],
 def to_png(fig: Figure, caption: str | None = None, dpi: float = DPI) -> bytes:
     """``fig`` as an opaque PNG with a palette of 256 colours. The same figure gives the same bytes.
 
-    ``caption`` is drawn below the picture, wrapped to its width: neither JupyterLab nor an exported page shows the plain text
-    of an output that has a picture, and readers must see it.
+    ``caption`` is drawn below the picture, wrapped to its width: neither JupyterLab nor an exported page shows the
+    plain text of an output that has a picture, and readers must see it.
     """
     with style():
         picture = _pixels(fig, dpi)
@@ -75,7 +79,7 @@ def to_png(fig: Figure, caption: str | None = None, dpi: float = DPI) -> bytes:
 
 
 def check_labels(fig: Figure) -> None:
-    """Raise ValueError when an axis of ``fig`` shows numbers or names and does not say of what."""
+    """Raise ValueError when an axis of ``fig`` shows numbers and does not say of what."""
     for number, ax in enumerate(fig.axes):
         if not (ax.axison and ax.get_visible()):
             continue
@@ -84,14 +88,19 @@ def check_labels(fig: Figure) -> None:
             (ax.yaxis, "y", ("labelleft", "labelright"), fig.get_supylabel()),
         ):
             ticks = axis.get_tick_params()
-            silent = (
-                not axis.get_visible() or not any(ticks.get(side) for side in shown) or not len(axis.get_ticklocs())
-            )
+            shows = axis.get_visible() and any(ticks.get(side) for side in shown) and len(axis.get_ticklocs()) > 0
+            silent = not shows or _names_only(axis)
             if not silent and not shared and not axis.get_label_text().strip():
                 raise ValueError(
                     f"fig: the {which} axis of axes {number} ({ax.get_title(loc='left') or 'no title'}) has no label. "
                     f"Say ax.set_{which}label('what, in which unit'), or ax.axis('off') for a drawing without axes"
                 )
+
+
+def _names_only(axis: Any) -> bool:
+    """Ticks that are words name themselves; numbers don't."""
+    texts = [label.get_text() for label in axis.get_ticklabels()]
+    return bool(texts) and all(re.search(r"[^\W\d_]{2}|^[^\W\d_]$", text) and "$" not in text for text in texts)
 
 
 def _pixels(fig: Figure, dpi: float) -> Image.Image:
@@ -124,12 +133,10 @@ def _wrap(text: str, pixels: float, dpi: float) -> list[str]:
     return lines
 
 
-def text_width(text: str, size: float = TEXT, dpi: float = 72.0) -> float:
+def text_width(text: str, size: float = TEXT, dpi: float = 72.0, bold: bool = False) -> float:
     """Width of ``text`` in pixels at ``dpi`` (points at the default 72), in the course's font."""
-    renderer = RendererAgg(1, 1, dpi)
-    return renderer.get_text_width_height_descent(text, FontProperties(family="DejaVu Sans", size=size), ismath=False)[
-        0
-    ]
+    font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")
+    return RendererAgg(1, 1, dpi).get_text_width_height_descent(text, font, ismath=False)[0]
 
 
 def _one_line(text: str) -> str:

@@ -6,17 +6,18 @@ Each scheme is an entry of SCHEMES. Its rows come from the package's own plans, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from mamba_lab.batching import PackingPlan, bucket_by_length, chunk_fixed
 from mamba_lab.viz.colours import INK, LEAK, MUTED, PADDING, document_colour
-from mamba_lab.viz.rows import Painter, Row, draw_rows, rows_of, size_in_cells, valid_ratio
-from mamba_lab.viz.style import SMALL, TEXT, TITLE, style
+from mamba_lab.viz.figure import text_width
+from mamba_lab.viz.layout import Row, rows_of, valid_ratio
+from mamba_lab.viz.rows import Painter, Words, draw_rows, size_in_cells
+from mamba_lab.viz.style import SMALL, TEXT, TITLE, WIDTH, style
 
 Plans = list[PackingPlan]
 
@@ -25,8 +26,9 @@ Plans = list[PackingPlan]
 class Scheme:
     """How documents become rows.
 
-    ``plans(lengths, capacity, buffer)`` gives the plans, one for each group of rows of one length. ``boundaries`` says whether the
-    model learns where sequences start. ``capacity`` and ``buffer`` name what the two numbers mean here; None: not used.
+    ``plans(lengths, capacity, buffer)`` gives the plans, one for each group of rows of one length. ``boundaries`` says
+    whether the model learns where sequences start. ``capacity`` and ``buffer`` name what the two numbers mean here;
+    None: not used.
     """
 
     plans: Callable[[Sequence[int], int, int], Plans]
@@ -66,14 +68,15 @@ def one_pack(lengths: Sequence[int], capacity: int = 0, buffer: int = 0) -> Plan
 
 
 SCHEMES: dict[str, Scheme] = {
-    "padded to the longest": Scheme(padded, capacity=None),
-    "padded in buckets": Scheme(bucketed, capacity=None, buffer="buckets"),
-    "fixed chunks of each document": Scheme(fixed_per_document),
-    "one joined stream, cut": Scheme(joined_stream, boundaries=False),
+    "padded": Scheme(padded, capacity=None),
+    "bucketed": Scheme(bucketed, capacity=None, buffer="buckets"),
+    "fixed chunks": Scheme(fixed_per_document),
+    "joined stream": Scheme(joined_stream, boundaries=False),
 }
 """Schemes of the batch painter. A new one is one more entry."""
 
 
+_GAP = 0.95  # cells between two panels
 _FLAT = 0.8  # height of a cell / its width
 _KEY_WIDE = 1.4
 
@@ -136,57 +139,73 @@ def four_panels(lengths: Sequence[int] | None = None) -> tuple[Panel, Panel, Pan
     )
 
 
-def four_schemes(*, words: Any = None, wide: bool = False, panels: tuple[Panel, ...] | None = None) -> Figure:
+def four_schemes(*, words: Words | None = None, wide: bool = False, panels: tuple[Panel, ...] | None = None) -> Figure:
     """The one picture: the four documents of the running example under four schemes, with their valid ratios.
 
     ``wide`` arranges it for 1,000 pixels (README), otherwise for a notebook's page. ``words`` is as in
     :func:`mamba_lab.viz.rows.draw_rows`; None takes the example's words.
     """
     panels = four_panels() if panels is None else panels
-    if words is None:
-        words = _example_words()
+    lines = ((0, 1, 2), (3,)) if wide else ((0, 1), (2,), (3,))
+    # The key stands in the room that the pack (wide) or the stream leaves free.
+    return draw_panels(panels, lines, words=words, width=10.0 if wide else WIDTH, key=1)
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    lines: Sequence[Sequence[int]],
+    *,
+    words: Words | None = None,
+    width: float = WIDTH,
+    key: int | None = None,
+) -> Figure:
+    """Panels at one scale, line by line; ``key`` is the line whose free right end explains the marks."""
+    words = _example_words() if words is None else words
     sizes = [size_in_cells(rows_of(p.plans), boundaries=p.boundaries, leaks=not p.boundaries) for p in panels]
-    gap, width = 0.95, (10.0 if wide else 7.6)
-    order = ((0, 1, 2), (3,)) if wide else ((0, 1), (2,), (3,))
-    unit = (width - 0.2) / max(sum(sizes[i][0] for i in line) + gap * (len(line) - 1) for line in order)
+    unit = (width - 0.2) / max(sum(sizes[i][0] for i in line) + _GAP * (len(line) - 1) for line in lines)
     heading, below = 0.4, 0.3
-    heights = [max(sizes[i][1] for i in line) * unit * _FLAT + heading + below for line in order]
+    heights = [max(sizes[i][1] for i in line) * unit * _FLAT + heading + below for line in lines]
     with style():
         fig = Figure(figsize=(width, sum(heights) + 0.05))
         top = fig.get_figheight()
-        for line, height in zip(order, heights, strict=True):
+        for number, (line, height) in enumerate(zip(lines, heights, strict=True)):
             x = 0.1
             for i in line:
                 w, h = sizes[i][0] * unit, sizes[i][1] * unit * _FLAT
-                _draw_panel(fig, panels[i], words, x, top - heading, w, h)
-                x += w + gap * unit
+                x += _draw_panel(fig, panels[i], words, x, top - heading, w, h) + _GAP * unit
             top -= height
-        # The key stands in the room that the last row (wide) or the last but one leaves free.
-        used, base, room = (sizes[3][0], 0.0, heights[1]) if wide else (sizes[2][0], heights[2], heights[1])
-        x = 0.1 + (used + gap) * unit
-        _draw_key(fig, x, base + 0.1, fig.get_figwidth() - x, room - 0.1)
+            if number == key:
+                _draw_key(fig, x, top + 0.1, width - x, height - 0.1)
     return fig
 
 
-def _draw_panel(fig: Figure, panel: Panel, words: Any, x: float, top: float, width: float, height: float) -> None:
+def _draw_panel(fig: Figure, panel: Panel, words: Words, x: float, top: float, width: float, height: float) -> float:
+    """Rows with a heading, the valid ratio and the costs; gives the width that all of it takes, in inches."""
     wide, tall = fig.get_size_inches()
     ax = fig.add_axes((x / wide, (top - height) / tall, width / wide, height / tall))
     draw_rows(panel.plans, words=words, ax=ax, boundaries=panel.boundaries)
     left, base = (x + 0.03) / wide, (top + 0.08) / tall
     fig.text(left, base, panel.heading, fontsize=TITLE, fontweight="bold", va="baseline")
+    head = text_width(panel.heading, TITLE, bold=True) / 72 + 0.2
     ratio = f"{panel.n_tokens}/{panel.n_positions} = {panel.percent} valid"
-    fig.text((x + width - 0.03) / wide, base, ratio, fontsize=TITLE, va="baseline", ha="right")
-    bad = panel.n_leaks > 0
-    fig.text(left, (top - height - 0.16) / tall, panel.note, fontsize=TEXT, color=LEAK if bad else MUTED, va="baseline")
+    if head + text_width(ratio, TITLE) / 72 > width:
+        ratio = f"{panel.percent} valid"
+    taken = max(width, head + text_width(ratio, TITLE) / 72 + 0.03)
+    fig.text((x + taken - 0.03) / wide, base, ratio, fontsize=TITLE, va="baseline", ha="right")
+    colour = LEAK if panel.n_leaks else MUTED
+    fig.text(left, (top - height - 0.16) / tall, panel.note, fontsize=TEXT, color=colour, va="baseline")
+    return max(taken, text_width(panel.note, TEXT) / 72)
 
 
 def _draw_key(fig: Figure, x: float, y: float, width: float, height: float) -> None:
     """What the four marks mean, one line each."""
     wide, tall = fig.get_size_inches()
     ax = fig.add_axes((x / wide, y / tall, width / wide, height / tall))
-    painter = Painter(ax, 1, None, None, {})
-    line = 1.75
     lines = ("padding", "cut: goes on in another row", "leak: state crosses over", "reset: state cleared")
+    line = 1.75
+    total = line * len(lines) + 0.2
+    columns = width / (height / total) / _KEY_WIDE
+    painter = Painter(ax, round(columns), None, None, {})
     for number, text in enumerate(lines):
         y = 0.7 + line * number
         if number == 0:
@@ -202,9 +221,8 @@ def _draw_key(fig: Figure, x: float, y: float, width: float, height: float) -> N
         if number == 3:
             painter.wall(1, y, "")
         ax.text(2.4, y + 0.5, text, fontsize=SMALL, va="center", color=LEAK if number == 2 else INK)
-    total = line * len(lines) + 0.2
     ax.set_ylim(total, 0)
-    ax.set_xlim(-0.1, width / (height / total) / _KEY_WIDE)
+    ax.set_xlim(-0.1, columns)
     ax.axis("off")
 
 
@@ -212,11 +230,11 @@ def alt_text(panels: tuple[Panel, ...] | None = None) -> str:
     """What :func:`four_schemes` shows, in words; its numbers come from the same plans as the picture's."""
     padding, buckets, stream, pack = four_panels() if panels is None else panels
     return (
-        f"Four documents A, B, C and D under four schemes. Padding: {padding.n_tokens} of {padding.n_positions} positions are valid, "
-        f"{padding.percent}. Buckets by length: {buckets.n_tokens} of {buckets.n_positions}, {buckets.percent}. "
-        f"One joined stream cut into rows: {stream.percent}, but a document is cut in two and {stream.n_leaks} red dashed arrows show "
-        f"state leaking from one document into the next. One pack with boundaries: {pack.percent}, a wall marked reset at each start, "
-        f"no leak."
+        f"Four documents A, B, C and D under four schemes. Padding: {padding.n_tokens} of {padding.n_positions} positions "
+        f"are valid, {padding.percent}. Buckets by length: {buckets.n_tokens} of {buckets.n_positions}, "
+        f"{buckets.percent}. One joined stream cut into rows: {stream.percent}, but {stream.n_cut} document is cut in two "
+        f"and {stream.n_leaks} red dashed arrows show state leaking from one document into the next. "
+        f"One pack with boundaries: {pack.percent}, a wall marked reset at each start, {pack.n_leaks} leaks."
     )
 
 

@@ -1,13 +1,18 @@
-"""One style for all pictures: sizes, fonts and lines, applied inside a context so that a reader's own settings stay as they are."""
+"""One style for all pictures:
+
+Sizes, fonts and lines, applied inside a context so that a reader's own settings stay as they are.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import matplotlib
 from cycler import cycler
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from mamba_lab.viz.colours import CARD, GRID, INK, MUTED, SERIES
 
@@ -21,7 +26,7 @@ HATCHES = ("", "///", "...", "xxx")
 
 SMALL, TEXT, TITLE = 9.0, 10.0, 11.0
 
-_RC = {
+_RC: Any = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "font.size": TEXT,
@@ -60,7 +65,10 @@ _RC = {
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Draw inside this context and your own picture looks like the course's: ``with style(): fig = new_figure(2.4)``."""
+    """Draw inside this context and your own picture looks like the course's: ``with style():
+
+    Fig = new_figure(2.4)``.
+    """
     with matplotlib.rc_context(_RC):
         yield
 
@@ -70,4 +78,4 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
     It isn't registered with pyplot, so a notebook never shows it a second time. Call it inside :func:`style`.
     """
-    return Figure(figsize=(width, height), layout="constrained")
+    return Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.08))

@@ -1,0 +1,142 @@
+"""The batch painter: choose a scheme and its numbers, see the rows. Needs ipywidgets; the pictures alone don't."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from mamba_lab.viz.figure import to_png
+from mamba_lab.viz.rows import Words, draw_rows
+from mamba_lab.viz.schemes import SCHEMES, Panel, draw_panels
+from mamba_lab.viz.style import PAGE_WIDTH
+
+if TYPE_CHECKING:
+    import ipywidgets
+
+_MOST_ROWS = 16
+_OWN = "your own lengths"
+_EXAMPLE = "the running example"
+
+
+def paint(
+    scheme: str, capacity: int, buffer: int, lengths: Sequence[int], words: Words | None = None
+) -> tuple[Figure, str]:
+    """The rows that ``scheme`` makes of documents of ``lengths`` tokens, and a sentence with the valid ratio.
+
+    Args:
+        scheme: a name in :data:`mamba_lab.viz.schemes.SCHEMES`.
+        capacity: tokens of a row, for the schemes that cut.
+        buffer: the scheme's second number (buckets, buffered documents), for those that have one.
+        lengths: tokens of each document, at least one.
+        words: words of each document, drawn where they fit.
+
+    Returns:
+        The figure (the first 16 rows) and the sentence (about all rows).
+
+    Raises:
+        ValueError: no such scheme; no document; a capacity or buffer below 1; a negative length.
+    """
+    if scheme not in SCHEMES:
+        raise ValueError(f"scheme is {scheme!r}: expected one of {', '.join(map(repr, SCHEMES))}")
+    for name, value in (("capacity", capacity), ("buffer", buffer)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}: expected at least 1")
+    if not len(lengths) or not any(n > 0 for n in lengths):
+        raise ValueError("lengths has no document with a token: give at least one length above 0")
+    entry = SCHEMES[scheme]
+    panel = Panel(scheme, entry.plans(lengths, capacity, buffer), entry.boundaries)
+    ax = draw_rows(panel.plans, words=words, lengths=lengths, boundaries=panel.boundaries, max_rows=_MOST_ROWS)
+    text = f"{panel.n_tokens:,} of {panel.n_positions:,} positions are valid: {panel.percent}. {_capital(panel.note)}."
+    n_rows = len(panel.rows)
+    if n_rows > _MOST_ROWS:
+        text += f" The picture shows the first {_MOST_ROWS} of {n_rows:,} rows."
+    figure = ax.figure
+    assert isinstance(figure, Figure)
+    return figure, text
+
+
+def batch_painter_static() -> Figure:
+    """What the painter shows of the running example under each of its schemes, for pages that cannot move a slider."""
+    from mamba_lab.example import LENGTHS
+
+    capacity = 6
+    panels = []
+    for name, scheme in SCHEMES.items():
+        plans = scheme.plans(LENGTHS, capacity, 2)
+        used = f", {scheme.capacity} {capacity}" if scheme.capacity else ""
+        panels.append(Panel(f"{_capital(name)}{used}", plans, scheme.boundaries))
+    lines = [tuple(range(i, min(i + 2, len(panels)))) for i in range(0, len(panels), 2)]
+    return draw_panels(panels, lines)
+
+
+def batch_painter(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
+    """The painter as a widget. ``lengths`` are documents of your own, beside the running example.
+
+    Its parts are also attributes of the returned box, by name in ``box.parts``: scheme, capacity, buffer, source, own,
+    image, text.
+    """
+    import ipywidgets as w
+
+    from mamba_lab.example import LENGTHS, WORDS
+
+    wide = w.Layout(width="420px")
+    look: dict[str, Any] = {"layout": wide, "style": {"description_width": "90px"}}
+    scheme = w.Dropdown(options=list(SCHEMES), description="scheme", **look)
+    capacity = w.IntSlider(value=8, min=1, max=32, description="capacity", continuous_update=False, **look)
+    buffer = w.IntSlider(value=2, min=1, max=8, description="buffer", continuous_update=False, **look)
+    source = w.Dropdown(options=[_EXAMPLE, _OWN], description="documents", **look)
+    own = w.Text(
+        value=", ".join(map(str, lengths if lengths is not None else (5, 12, 3, 30))), description="lengths", **look
+    )
+    own.continuous_update = False
+    image = w.Image(format="png", width=PAGE_WIDTH)
+    text = w.HTML()
+
+    def update(_: object = None) -> None:
+        entry = SCHEMES[scheme.value]
+        capacity.disabled, buffer.disabled = entry.capacity is None, entry.buffer is None
+        capacity.description, buffer.description = entry.capacity or "capacity", entry.buffer or "buffer"
+        own.disabled = source.value != _OWN
+        try:
+            chosen, words = (LENGTHS, WORDS) if source.value == _EXAMPLE else (parse_lengths(own.value), None)
+            capacity.max = max(32, *chosen)
+            figure, said = paint(scheme.value, capacity.value, buffer.value, chosen, words)
+        except ValueError as error:
+            text.value = f"<b>✗</b> {_plain(str(error))}"
+            return
+        image.value = to_png(figure)
+        text.value = _plain(said)
+
+    inputs = {"scheme": scheme, "capacity": capacity, "buffer": buffer, "source": source, "own": own}
+    if lengths is not None:
+        source.value = _OWN
+    for part in inputs.values():
+        part.observe(update, names="value")
+    update()
+    box = w.VBox([scheme, capacity, buffer, source, own, text, image])
+    box.parts = {**inputs, "image": image, "text": text}
+    return box
+
+
+def parse_lengths(text: str) -> list[int]:
+    """The numbers in "4, 2 3;7". ValueError names the first thing that is no positive whole number."""
+    found = [word for word in re.split(r"[\s,;]+", text.strip()) if word]
+    for word in found:
+        if not word.isdecimal() or int(word) < 1:
+            raise ValueError(f"lengths has {word!r}: expected whole numbers above 0 with commas between them")
+    most = 2000
+    if len(found) > most or sum(map(int, found)) > np.iinfo(np.int32).max:
+        raise ValueError(f"lengths has {len(found):,} numbers: expected at most {most:,}, and a sum below 2^31")
+    return [int(word) for word in found]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _plain(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;")
