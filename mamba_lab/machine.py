@@ -1,4 +1,4 @@
-"""What this machine is, in words and numbers that name no path and no host."""
+"""What this machine is and has, in words and numbers that name no path and no host."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 MIB = 2**20
@@ -82,6 +83,14 @@ def disk_free_mib(folder: Path) -> int | None:
         with contextlib.suppress(OSError):
             return shutil.disk_usage(place).free // MIB
     return None
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version of a package, or None when it is absent. Nothing is imported."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def gpus() -> list[Gpu]:

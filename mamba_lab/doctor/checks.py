@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mamba_lab import machine
 from mamba_lab.doctor.table import Report, Row
+from mamba_lab.machine import version_of
 from mamba_lab.ops import backends
 from mamba_lab.ops.backends import BackendStatus
 from mamba_lab.ops.cache import cache_roots, is_writable, private_root
@@ -52,7 +53,7 @@ def one_line() -> str:
     """The environment in one line, for the first cell of a notebook."""
     states = {state.name: state for state in backends()}
     python = ".".join(map(str, sys.version_info[:2]))
-    version = _version("torch")
+    version = version_of("torch")
     parts = [f"Python {python}", f"torch {'.'.join(map(str, _numbers(version)))}" if version else "no torch"]
     cores = machine.n_cores()
     gpus = machine.gpus() if states["cuda"].available or states["triton"].available else []
@@ -72,7 +73,7 @@ def _python() -> Row:
 
 
 def _torch() -> Row:
-    version = _version("torch")
+    version = version_of("torch")
     if version is None:
         return Row("PyTorch", "broken", "not installed", TORCH_REMEDY)
     try:
@@ -95,7 +96,7 @@ def _packages() -> list[Row]:
     rows = []
     for extra in ("train", "course"):
         names = [_name(line) for line in wanted if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", line)]
-        missing = [name for name in names if name != "mamba-lab" and _version(name) is None]
+        missing = [name for name in names if name != "mamba-lab" and version_of(name) is None]
         if missing:
             remedy = (
                 f"pip install {'-e ' if checkout_root() else ''}'{'.' if checkout_root() else 'mamba-lab'}[course]'"
@@ -108,16 +109,13 @@ def _packages() -> list[Row]:
 
 def _data() -> Row:
     folder = data_dir()
-    corpora = sum(1 for path in (folder / "corpus").glob("*") if path.is_file())
-    missing = [
-        name
-        for name, there in (("tokenizer.json", (folder / "tokenizer.json").is_file()), ("corpus/", corpora))
-        if not there
-    ]
+    corpora = len(list((folder / "corpus").glob("*.xz")))
+    there = {"tokenizer.json": (folder / "tokenizer.json").is_file(), "corpus/": corpora > 0}
+    missing = [name for name, found in there.items() if not found]
     if missing:
         remedy = "git checkout -- data" if checkout_root() else "pip install --force-reinstall mamba-lab"
         return Row("data", "broken", f"data/ lacks {' and '.join(missing)}", remedy)
-    return Row("data", "ok", f"tokenizer and {corpora} corpus files")
+    return Row("data", "ok", f"tokenizer and {corpora} corpora")
 
 
 def _cpu() -> Row:
@@ -165,7 +163,7 @@ def _nvcc() -> Row:
 
 
 def _triton() -> Row:
-    version = _version("triton")
+    version = version_of("triton")
     if version is None or importlib.util.find_spec("triton") is None:
         return Row("Triton", "note", "not installed", "comes with PyTorch's CUDA build; not needed without a GPU")
     return Row("Triton", "ok", version)
@@ -199,17 +197,10 @@ def _cache_name(root: Path) -> str:
 
 
 def _peer(name: str, remedy: str) -> Row:
-    version = _version(name)
+    version = version_of(name)
     if version is None:
         return Row(f"peer {name}", "note", "absent; only comparisons need it", remedy)
     return Row(f"peer {name}", "ok", version)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _numbers(version: str) -> tuple[int, ...]:

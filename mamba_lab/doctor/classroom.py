@@ -1,7 +1,7 @@
 """Whether a class fits on one host, and what to do when it does not.
 
-The assumptions are the constants below. "Measured" means on Linux: without a GPU with Python 3.11 and PyTorch 2.13, with
-an H200 with Python 3.12 and PyTorch 2.11 for CUDA 13.0.
+The assumptions are the constants below. Measured on Linux: without a GPU on Python 3.11 and PyTorch 2.13, with an H200
+on Python 3.12 and PyTorch 2.11 for CUDA 13.0.
 """
 
 from __future__ import annotations
