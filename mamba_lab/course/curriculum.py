@@ -21,7 +21,10 @@ class Entry:
 
     @property
     def title(self) -> str:
-        return self.stem.replace("_", " ").capitalize()
+        """The stem as words; names of operators stay as they are written in code."""
+        if self.stem.startswith(("conv1d", "ssm")):
+            return self.stem
+        return self.stem.replace("_", " ").capitalize().replace("Cuda", "CUDA")
 
 
 CURRICULUM: tuple[Entry, ...] = (
