@@ -73,8 +73,10 @@ def _arrow(ax: Axes, start: str, end: str) -> None:
     else:
         tail, head = (x0 + _WIDE, y0 + _HIGH / 2), (x1, y1 + _HIGH / 2)
     ax.add_patch(
-        FancyArrowPatch(tail, head, arrowstyle="-|>", mutation_scale=9, color=MUTED, linewidth=1.1, shrinkA=1, shrinkB=1, zorder=1)
-    )  # fmt: skip
+        FancyArrowPatch(
+            tail, head, arrowstyle="-|>", mutation_scale=9, color=MUTED, linewidth=1.1, shrinkA=1, shrinkB=1, zorder=1
+        )
+    )
 
 
 def _two_lines(title: str) -> str:

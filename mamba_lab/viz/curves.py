@@ -67,7 +67,7 @@ def panels(
 def spread(
     values: Values, *, xlabel: str, ylabel: str, mark: float, mark_name: str, prediction: float | None = None
 ) -> Figure:
-    """How positive ``values`` are spread, on a logarithmic axis, with one value marked and the reader's guess dashed."""
+    """How positive ``values`` are spread, on a logarithmic axis; one value is marked, the reader's guess dashed."""
     v = np.asarray(values, dtype=np.float64)
     if v.size == 0 or not np.isfinite(v).all() or (v <= 0).any():
         raise ValueError("values: expected finite numbers above 0, at least one")

@@ -15,10 +15,10 @@ def reach_grid(heard: Mapping[str, Sequence[bool]], changed: int, *, start: int 
     """A grid of tokens: filled where a part's output noticed the change of token ``changed``.
 
     Args:
-        heard: one row of booleans [T] a part, in the order of drawing. Parts whose name ends in "reset" are drawn with the
-            wall that they know of.
+        heard: one row of booleans [T] a part, in the order of drawing. Parts whose name ends in "reset" are drawn
+            with the wall that they know of.
         changed: the token that was changed; it has a dot.
-        start: where a second sequence starts, or None. Noticed tokens behind it are a leak, red and crossed, in every part.
+        start: where a second sequence starts, or None. Noticed tokens behind it are a leak, red and crossed.
     """
     sizes = {len(row) for row in heard.values()}
     if len(sizes) != 1 or not 0 <= changed < next(iter(sizes)):

@@ -9,7 +9,7 @@ def test_lines_are_drawn_with_their_values_and_names() -> None:
     fig = panels([128, 256], {"docs": {"cut": [0.9, 0.5], "padding": [0.1, 0.2]}, "chat": {"cut": [0.4, 0.3]}},
                  xlabel="chunk (tokens)", ylabel="share", log=True, percent=True)  # fmt: skip
     check_labels(fig)
-    assert [ax.get_title() for ax in fig.axes] == ["docs", "chat"]
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["docs", "chat"]
     assert [list(line.get_ydata()) for line in fig.axes[0].lines] == [[0.9, 0.5], [0.1, 0.2]]
     assert [text.get_text() for text in fig.legends[0].get_texts()] == ["cut", "padding"]
     assert fig.axes[0].get_xscale() == "log"
