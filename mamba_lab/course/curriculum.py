@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """One notebook: its two-digit ``number``, what it answers, how many ``minutes`` it takes, what it ``needs``."""
+    """One notebook: its two-digit ``number``, what it answers, how many ``minutes`` it takes, what it ``needs``.
+
+    ``written`` says whether the file exists; a test holds it against the folder.
+    """
 
     number: str
     stem: str
     question: str
     minutes: int
     needs: tuple[str, ...]
+    written: bool = True
 
     @property
     def filename(self) -> str:
@@ -32,13 +36,27 @@ CURRICULUM: tuple[Entry, ...] = (
     Entry("01", "mamba_in_one_page", "What does a Mamba remember, and which of its parts carry memory?", 40, ("00",)),
     Entry("02", "fixed_length_chunking", "What do chunks of a fixed length cost?", 30, ("00",)),
     Entry("03", "bucketed_padding", "How far do buckets and token budgets get?", 35, ("02",)),
-    Entry("04", "label_masking", "Which positions may teach?", 35, ("01",)),
-    Entry("05", "sequential_packing", "What is a pack, and why is a fifth of it still padding?", 35, ("01", "03")),
-    Entry("06", "greedy_packing", "How little padding can a pack have, and what does that cost?", 35, ("05",)),
-    Entry("07", "state_leakage", "Why can a Mamba not be fed a pack as it is?", 40, ("05",)),
-    Entry("08", "conv1d_pack", "How does a convolution stop at the start of a sequence?", 45, ("07",)),
-    Entry("09", "ssm_pack", "How does a parallel scan reset?", 50, ("07",)),
-    Entry("10", "ssm_pack_backward", "What must the backward pass recompute?", 50, ("09",)),
+    Entry("04", "label_masking", "Which positions may teach?", 35, ("01",), written=False),
+    Entry(
+        "05",
+        "sequential_packing",
+        "What is a pack, and why is a fifth of it still padding?",
+        35,
+        ("01", "03"),
+        written=False,
+    ),
+    Entry(
+        "06",
+        "greedy_packing",
+        "How little padding can a pack have, and what does that cost?",
+        35,
+        ("05",),
+        written=False,
+    ),
+    Entry("07", "state_leakage", "Why can a Mamba not be fed a pack as it is?", 40, ("05",), written=False),
+    Entry("08", "conv1d_pack", "How does a convolution stop at the start of a sequence?", 45, ("07",), written=False),
+    Entry("09", "ssm_pack", "How does a parallel scan reset?", 50, ("07",), written=False),
+    Entry("10", "ssm_pack_backward", "What must the backward pass recompute?", 50, ("09",), written=False),
     Entry(
         "11",
         "training",
@@ -46,10 +64,12 @@ CURRICULUM: tuple[Entry, ...] = (
         60,
         ("04", "07"),
     ),
-    Entry("12", "loss_weighting", "What is one mean, over tokens or over sequences?", 40, ("11",)),
-    Entry("13", "cuda_kernels", "What makes a packed kernel fast?", 60, ("08", "10")),
-    Entry("14", "cutting_sequences", "Can a sequence be cut without losing its state?", 45, ("11", "10")),
-    Entry("15", "scaling_out", "How do several GPUs share sequences of different lengths?", 45, ("14",)),
+    Entry("12", "loss_weighting", "What is one mean, over tokens or over sequences?", 40, ("11",), written=False),
+    Entry("13", "cuda_kernels", "What makes a packed kernel fast?", 60, ("08", "10"), written=False),
+    Entry(
+        "14", "cutting_sequences", "Can a sequence be cut without losing its state?", 45, ("11", "10"), written=False
+    ),
+    Entry("15", "scaling_out", "How do several GPUs share sequences of different lengths?", 45, ("14",), written=False),
 )
 
 TRACKS: dict[str, tuple[str, ...]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,13 +21,8 @@ _WIDE, _HIGH, _COLUMN, _ROW = 0.84, 0.62, 1.06, 0.98
 _FILL = "#DCEBF5"
 
 
-def course_map(written: Collection[str], entries: Sequence[Entry] = CURRICULUM) -> Figure:
-    """A box a notebook, an arrow from what it needs; boxes of notebooks that are not in ``written`` are dashed.
-
-    Args:
-        written: two-digit numbers of the notebooks that exist.
-        entries: the curriculum.
-    """
+def course_map(entries: Sequence[Entry] = CURRICULUM) -> Figure:
+    """A box a notebook, an arrow from what it needs; boxes of notebooks that are not written yet are dashed."""
     with style():
         fig = Figure(figsize=(WIDTH, 4.1))
         ax = fig.add_axes((0.01, 0.01, 0.98, 0.98))
@@ -35,12 +30,11 @@ def course_map(written: Collection[str], entries: Sequence[Entry] = CURRICULUM) 
             x, y = _corner(entry.number)
             for needed in entry.needs:
                 _arrow(ax, needed, entry.number)
-            exists = entry.number in written
             ax.add_patch(
                 FancyBboxPatch(
                     (x, y), _WIDE, _HIGH, boxstyle="round,pad=0,rounding_size=0.06", linewidth=1.2, zorder=2,
-                    facecolor=_FILL if exists else CARD, edgecolor=INK if exists else MUTED,
-                    linestyle="-" if exists else (0, (3, 2)),
+                    facecolor=_FILL if entry.written else CARD, edgecolor=INK if entry.written else MUTED,
+                    linestyle="-" if entry.written else (0, (3, 2)),
                 )
             )  # fmt: skip
             ax.text(x + 0.06, y + 0.17, entry.number, fontsize=SMALL, weight="bold", va="center")
