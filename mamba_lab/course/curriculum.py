@@ -63,6 +63,7 @@ CURRICULUM: tuple[Entry, ...] = (
         "How is a model trained on packs, and which four numbers tell its health?",
         60,
         ("04", "07"),
+        written=False,
     ),
     Entry("12", "loss_weighting", "What is one mean, over tokens or over sequences?", 40, ("11",), written=False),
     Entry("13", "cuda_kernels", "What makes a packed kernel fast?", 60, ("08", "10"), written=False),
