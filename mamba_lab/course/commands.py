@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .quick import import_nbformat
+
 if TYPE_CHECKING:
     from .notebooks import Notebook
 
@@ -54,6 +56,7 @@ def add_reset(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _course(args: argparse.Namespace) -> int:
+    import_nbformat()
     from .notebooks import find_notebooks, notebooks_dir, select
 
     try:
@@ -98,6 +101,7 @@ def _lint(notebooks: list[Notebook], *, whole_course: bool) -> int:
 
 
 def _my(args: argparse.Namespace) -> int:
+    import_nbformat()
     from .notebooks import find_notebooks, notebooks_dir
     from .readers import copy_notebooks
 
@@ -113,6 +117,7 @@ def _my(args: argparse.Namespace) -> int:
 
 
 def _reset(args: argparse.Namespace) -> int:
+    import_nbformat()
     from .notebooks import find_notebooks, notebooks_dir
     from .readers import reset
 

@@ -33,7 +33,7 @@ def to_mathml(latex: str, *, block: bool = False) -> str:
         content = element.text or ""
         if element.tag == f"{_NAMESPACE}mtext":
             element.text = content.replace("\\_", "_")
-        elif "\\" in content or content.strip() == "&":
+        elif "\\" in content:
             raise FormulaError(f"the formula {source!r} has a command unknown to latex2mathml: {content.strip()!r}")
     if source.count("{") - source.count("\\{") != source.count("}") - source.count("\\}"):
         raise FormulaError(f"the formula {source!r} has an unbalanced brace")

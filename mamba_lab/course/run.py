@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -65,7 +66,7 @@ class _ThisInterpreter(AsyncKernelManager):
     @property
     def kernel_spec(self) -> KernelSpec:
         return KernelSpec(
-            argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            argv=[sys.executable, "-m", "mamba_lab.course.kernel", "-f", "{connection_file}"],
             display_name="Python 3 (ipykernel)",
             language="python",
         )
@@ -157,7 +158,9 @@ def _traceback(cell: NotebookNode) -> str:
 
 
 def _tail(messages: TextIO, n_lines: int = 20) -> str:
-    """The last lines that the kernel process wrote about itself, without ipykernel's warnings."""
+    """The last lines that the kernel process wrote about itself, without ipykernel's warnings and IPython's frames."""
     messages.seek(0)
-    lines = [line for line in messages.read().splitlines() if "[IPKernelApp] WARNING" not in line]
+    hidden = ("[IPKernelApp] WARNING", "Extension modules:")
+    lines = [line for line in messages.read().splitlines() if not any(word in line for word in hidden)]
+    lines = list(takewhile(lambda line: "IPython/core/" not in line, lines))
     return "\n".join(lines[-n_lines:]).strip()
