@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("mamba_lab").setLevel(logging.INFO)
     args = _parser().parse_args(argv)
     try:
-        return int(args.func(args))
+        code = int(args.func(args))
+        sys.stdout.flush()  # a reader that has gone is noticed here, not in the interpreter's last moments
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
