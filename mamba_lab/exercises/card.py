@@ -177,7 +177,7 @@ def _cell(text: str, wrong: bool = False, bare: bool = False) -> str:
 
 
 def _table_row(name: str, cells: Sequence[str]) -> str:
-    look = f"color:{_MUTED};background:{_CARD};padding:1px 10px 1px 0;text-align:left;border:none"
+    look = f"color:{_MUTED};background:{_CARD};padding:1px 10px 1px 0;text-align:left;border:none;min-width:76px"
     return f'<tr style="background:{_CARD}"><td style="{look}">{_escape(name)}</td>{"".join(cells)}</tr>'
 
 

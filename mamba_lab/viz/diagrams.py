@@ -24,22 +24,20 @@ _HIGH = 7.0  # of a box
 _LANE = 0.2  # the arrow of what is kept runs this far above that of what is added
 
 
-def recurrence(a: float | Sequence[float], b: float, x: Sequence[float]) -> Figure:
+def recurrence(a: float | Sequence[float], b: float | Sequence[float], x: Sequence[float]) -> Figure:
     """h = a·h + b·x, step by step: each input, what is added, what is kept, and the state on a number line.
 
     Args:
         a: what is kept of the state, one number or one a step (0 resets).
-        b: what an input adds.
+        b: how much of an input is added, one number or one a step.
         x: the inputs; five or so.
     """
     if not len(x):
         raise ValueError("x is empty: expected a few numbers")
-    keeps = [float(a)] * len(x) if isinstance(a, (int, float)) else [float(v) for v in a]
-    if len(keeps) != len(x):
-        raise ValueError(f"a has {len(keeps)} numbers, expected one for each of the {len(x)} inputs")
+    keeps, takes = _each("a", a, len(x)), _each("b", b, len(x))
     states, h = [], 0.0
-    for keep, value in zip(keeps, x, strict=True):
-        states.append((h, keep * h, h := keep * h + b * float(value)))
+    for keep, take, value in zip(keeps, takes, x, strict=True):
+        states.append((h, keep * h, h := keep * h + take * float(value)))
     low, high = min(0.0, *(min(s) for s in states)), max(0.0, *(max(s) for s in states))
     room = (high - low or 1.0) * 0.08
     with style():
@@ -54,7 +52,7 @@ def recurrence(a: float | Sequence[float], b: float, x: Sequence[float]) -> Figu
                 _step(ax, before, kept, lane, _KEPT)
             _step(ax, kept, after, t, _ADDED)
             ax.plot([after], [t], "o", color=INK, markersize=7, zorder=4)
-            factors = [_number(value) for value in (keeps[t], before, b, float(x[t]))]
+            factors = [_number(value) for value in (keeps[t], before, takes[t], float(x[t]))]
             term = "{} · {} + {} · {} = ".format(*factors) + _number(after, alone=True)
             ax.text(1.01, t, term, transform=ax.get_yaxis_transform(), va="center", fontsize=SMALL)
         ax.set_yticks(range(len(x)), [f"x = {_number(float(v), alone=True)}" for v in x])
@@ -65,6 +63,14 @@ def recurrence(a: float | Sequence[float], b: float, x: Sequence[float]) -> Figu
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
     return fig
+
+
+def _each(name: str, value: float | Sequence[float], n: int) -> list[float]:
+    """One number a step."""
+    values = [float(value)] * n if isinstance(value, (int, float)) else [float(v) for v in value]
+    if len(values) != n:
+        raise ValueError(f"{name} has {len(values)} numbers, expected one for each of the {n} inputs")
+    return values
 
 
 def _number(value: float, alone: bool = False) -> str:

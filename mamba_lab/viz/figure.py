@@ -5,6 +5,7 @@ An opaque PNG with a caption that a machine can compare and a text for those who
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from typing import Any
@@ -133,6 +134,7 @@ def _wrap(text: str, pixels: float, dpi: float) -> list[str]:
     return lines
 
 
+@functools.lru_cache(4096)
 def text_width(text: str, size: float = TEXT, dpi: float = 72.0, bold: bool = False) -> float:
     """Width of ``text`` in pixels at ``dpi`` (points at the default 72), in the course's font."""
     font = FontProperties(family="DejaVu Sans", size=size, weight="bold" if bold else "normal")

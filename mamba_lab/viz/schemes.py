@@ -228,12 +228,12 @@ def _draw_key(fig: Figure, x: float, y: float, width: float, height: float) -> N
 
 def alt_text(panels: tuple[Panel, ...] | None = None) -> str:
     """What :func:`four_schemes` shows, in words; its numbers come from the same plans as the picture's."""
-    padding, buckets, stream, pack = four_panels() if panels is None else panels
+    padded_, buckets, stream, pack = four_panels() if panels is None else panels
     return (
-        f"Four documents A, B, C and D under four schemes. Padding: {padding.n_tokens} of {padding.n_positions} positions "
-        f"are valid, {padding.percent}. Buckets by length: {buckets.n_tokens} of {buckets.n_positions}, "
-        f"{buckets.percent}. One joined stream cut into rows: {stream.percent}, but {stream.n_cut} document is cut in two "
-        f"and {stream.n_leaks} red dashed arrows show state leaking from one document into the next. "
+        f"Four documents A, B, C and D under four schemes. Padding: {padded_.n_tokens} of {padded_.n_positions} "
+        f"positions are valid, {padded_.percent}. Buckets by length: {buckets.n_tokens} of {buckets.n_positions}, "
+        f"{buckets.percent}. One joined stream cut into rows: {stream.percent}, but {stream.n_cut} document is cut "
+        f"in two and {stream.n_leaks} red dashed arrows show state leaking from one document into the next. "
         f"One pack with boundaries: {pack.percent}, a wall marked reset at each start, {pack.n_leaks} leaks."
     )
 
