@@ -24,7 +24,7 @@ SWAP = ("fish", "bread")
 
 _PEOPLE = ("I", "You", "We", "They", "People")
 _TASTES = ("fresh", "hot", "cold", "good", "sweet")
-_FOODS = ("fish", "bread", "cake", "cheese", "pizza", "chicken", "chocolate")
+_FOODS = ("fish", "bread", "cake", "pizza", "chicken", "chocolate")
 
 
 def diaries(count: int, seed: int = 0) -> list[tuple[str, str]]:

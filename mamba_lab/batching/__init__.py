@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .audit import BatchAudit, audit_batches
 from .batch import Batch
 from .boundaries import Boundaries
 from .bucketing import Buckets, bucket_by_length
@@ -12,10 +13,12 @@ from .sampler import TokenBudgetSampler
 
 __all__ = [
     "Batch",
+    "BatchAudit",
     "Boundaries",
     "Buckets",
     "PackingPlan",
     "TokenBudgetSampler",
+    "audit_batches",
     "bucket_by_length",
     "chunk_fixed",
     "pack_collate",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -50,7 +51,7 @@ def panels(
         axes = fig.subplots(1, len(parts), sharey=True, squeeze=False)[0]
         for ax, (title, lines) in zip(axes, parts.items(), strict=True):
             for i, (name, y) in enumerate(lines.items()):
-                look = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
+                look: dict[str, Any] = {"color": SERIES[i % len(SERIES)], "linestyle": DASHES[i % len(DASHES)]}
                 ax.plot(x, y, label=name, marker="o", markersize=4, **look)
             ax.set_title(title)
             ax.set_xlabel(xlabel)
