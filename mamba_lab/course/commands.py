@@ -1,10 +1,12 @@
-"""The commands `course`, `my` and `reset` of `mamba-lab`. What they need is imported when they run."""
+"""The commands `course`, `my` and `reset` of `mamba-lab`. What they need is imported when they run.
+
+ValueError, OSError and a missing extra go up to ``mamba_lab.cli.main``, which says them in one line and returns 1.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,32 +61,26 @@ def _course(args: argparse.Namespace) -> int:
     import_nbformat()
     from .notebooks import find_notebooks, notebooks_dir, select
 
-    try:
-        folder = notebooks_dir()
-        everything = find_notebooks(folder, solutions=args.solutions or args.lint)
-        notebooks = select(everything, args.only) if args.only else everything
-    except (FileNotFoundError, ValueError) as error:
-        return _complain(error)
+    folder = notebooks_dir()
+    everything = find_notebooks(folder, solutions=args.solutions or args.lint)
+    notebooks = select(everything, args.only) if args.only else everything
+    if not notebooks:
+        raise FileNotFoundError(f"there is no notebook in {_shown(folder)}")
     if args.lint:
         return _lint(notebooks, whole_course=not args.only)
-    missing = _missing_extra()
-    if missing:
-        return _complain(missing)
-    if not notebooks:
-        return _complain(f"there is no notebook in {_shown(folder)}")
-    from .course import run_course, table
+    from .course import prepare, run_course, table
 
     output = args.output or folder.parent / "build" / "course"
     beside = [notebook for notebook in everything if notebook not in notebooks]
+    outcomes = prepare(notebooks)
     try:
-        outcomes = run_course(notebooks, output, timeout=args.timeout, in_place=args.in_place, beside=beside)
-    except (OSError, ValueError) as error:
-        return _complain(error)
-    for outcome in outcomes:
-        if outcome.execution and outcome.execution.failure:
-            print(f"\n{outcome.notebook} stopped in {outcome.execution.failure}\n")
-    print(table(outcomes))
-    print(f"pages: {_shown(output / 'index.html')}")
+        run_course(outcomes, output, timeout=args.timeout, in_place=args.in_place, beside=beside)
+    finally:  # after Ctrl-C too: what ran, ran
+        for outcome in outcomes:
+            if outcome.execution and outcome.execution.failure:
+                print(f"\n{outcome.notebook} stopped in {outcome.execution.failure}\n")
+        print(table(outcomes))
+        print(f"pages: {_shown(output / 'index.html')}")
     return 0 if all(outcome.ok for outcome in outcomes) else 1
 
 
@@ -96,7 +92,7 @@ def _lint(notebooks: list[Notebook], *, whole_course: bool) -> int:
         findings += check_course([notebook for notebook in notebooks if not notebook.is_solution])
     for finding in findings:
         print(finding)
-    print(f"{len(findings)} findings in {len(notebooks)} notebooks")
+    print(f"findings: {len(findings)}, notebooks: {len(notebooks)}")
     return 1 if findings else 0
 
 
@@ -105,12 +101,9 @@ def _my(args: argparse.Namespace) -> int:
     from .notebooks import find_notebooks, notebooks_dir
     from .readers import copy_notebooks
 
-    try:
-        folder = notebooks_dir()
-        my = args.dir or folder.parent / "my"
-        report = copy_notebooks(find_notebooks(folder, solutions=args.solutions), my)
-    except (OSError, ValueError) as error:
-        return _complain(error)
+    folder = notebooks_dir()
+    my = args.dir or folder.parent / "my"
+    report = copy_notebooks(find_notebooks(folder, solutions=args.solutions), my)
     print(f"{_shown(my)}{os.sep}")
     print(report)
     return 0
@@ -121,11 +114,8 @@ def _reset(args: argparse.Namespace) -> int:
     from .notebooks import find_notebooks, notebooks_dir
     from .readers import reset
 
-    try:
-        folder = notebooks_dir()
-        done = reset(find_notebooks(folder, solutions=True), args.notebook, args.dir or folder.parent / "my")
-    except (OSError, ValueError) as error:
-        return _complain(error)
+    folder = notebooks_dir()
+    done = reset(find_notebooks(folder, solutions=True), args.notebook, args.dir or folder.parent / "my")
     for name, kept in done:
         print(f"{name} is restored; yours is kept as {kept}" if kept else f"{name} is restored")
     return 0
@@ -141,22 +131,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _missing_extra() -> str | None:
-    from importlib.util import find_spec
-
-    missing = [name for name in ("nbclient", "nbconvert", "ipykernel", "latex2mathml", "tqdm") if not find_spec(name)]
-    if not missing:
-        return None
-    return f"the course needs {', '.join(missing)}; install the extra: pip install -e '.[course]'"
-
-
 def _shown(path: Path) -> str:
-    try:
-        return os.path.relpath(path)
-    except ValueError:  # another drive
-        return str(path)
-
-
-def _complain(error: object) -> int:
-    print(f"mamba-lab: {error}", file=sys.stderr)
-    return 1
+    """``path`` relative to where the user is, when it lies below."""
+    path = path.absolute()
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

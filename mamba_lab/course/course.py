@@ -54,36 +54,42 @@ class Outcome:
         if self.execution is None:
             return []
         limit = LONGER.get(self.notebook.number, NOTEBOOK_SECONDS)
+        cell_limit = LONGER.get(self.notebook.number, CELL_SECONDS)
         found = [
-            f"cell {i} took {seconds:.0f} s, over {CELL_SECONDS:.0f} s"
+            f"cell {i} took {seconds:.0f} s, over {cell_limit:.0f} s"
             for i, seconds in enumerate(self.execution.cell_seconds, start=1)
-            if seconds > (limit if self.notebook.number in LONGER else CELL_SECONDS)
+            if seconds > cell_limit
         ]
         if self.execution.seconds > limit:
             found.append(f"the notebook took {self.execution.seconds:.0f} s, over {limit:.0f} s")
         return found
 
 
+def prepare(notebooks: Sequence[Notebook]) -> list[Outcome]:
+    """An outcome for each of ``notebooks``, none of them run yet."""
+    return [Outcome(notebook, _header(notebook)) for notebook in notebooks]
+
+
 def run_course(
-    notebooks: Sequence[Notebook],
+    outcomes: Sequence[Outcome],
     output: Path,
     *,
     timeout: float = 120.0,
     in_place: bool = False,
     beside: Sequence[Notebook] = (),
     stream: TextIO | None = None,
-) -> list[Outcome]:
-    """Execute ``notebooks`` in order and stop after the first that fails.
+) -> None:
+    """Execute the notebooks of ``outcomes`` in order, fill the outcomes in, and stop after the first that fails.
 
     Each executed copy and its page go to ``output`` (solutions to ``output/solutions``) as soon as it has run, the
     contents page at the end, also after a failure or Ctrl-C. With ``in_place`` the stored outputs in the sources are
     replaced too, only when the notebook ran through; cells tagged ``gpu`` keep theirs on a machine without CUDA.
     ``beside`` are the course's other notebooks: not executed, but the contents page keeps their earlier pages.
     """
-    outcomes = [Outcome(notebook, _header(notebook)) for notebook in notebooks]
-    everything = outcomes + [
-        Outcome(notebook, _header(notebook), page=_existing_page(notebook, output)) for notebook in beside
-    ]
+    others = prepare(beside)
+    for outcome in others:
+        outcome.page = _existing_page(outcome.notebook, output)
+    everything = [*outcomes, *others]
     everything.sort(key=lambda outcome: (outcome.notebook.is_solution, outcome.notebook.number))
     output.mkdir(parents=True, exist_ok=True)
     try:
@@ -91,7 +97,6 @@ def run_course(
     finally:
         rows = [_row(outcome, output) for outcome in everything]
         (output / "index.html").write_text(index_page(rows), encoding="utf-8")
-    return outcomes
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

@@ -155,7 +155,7 @@ def glossary(sheets: Sequence[Sheet]) -> Iterator[Finding]:
                 yield sheet.at(
                     index,
                     f"{term!r} occurs for the first time in the course, undefined",
-                    f"Write **{term}** there, in a sentence that says what it is ({GLOSSARY[term]})",
+                    f"Write **{term}** there, in a sentence that says what it is: {GLOSSARY[term].rstrip('.')}",
                 )
             break
 
