@@ -119,12 +119,14 @@ def test_doctor_runs_as_a_program() -> None:
     assert "The course can run here." in done.stdout
 
 
-def test_a_reader_that_stops_listening_is_no_error() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_stops_listening_is_no_error(unbuffered: str) -> None:
     """`mamba-lab doctor | head`: here the reader is gone before the first word."""
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "mamba_lab.cli", "build", "--device", "cpu"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, env=env)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
 
