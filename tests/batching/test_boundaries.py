@@ -123,6 +123,7 @@ def test_case_6_the_last_entry_and_empty_sequences() -> None:
     [
         ([0, 1, 0], r"seq_idx\[2\] is 0 and follows 1"),
         ([0, -1], r"seq_idx\[1\] is -1 and is negative"),
+        ([-1, 0], r"seq_idx\[0\] is -1 and is negative"),
         ([[0, 1], [1, 0]], r"seq_idx\[1, 1\] is 0 and follows 1"),
     ],
 )
