@@ -119,6 +119,19 @@ def test_doctor_runs_as_a_program() -> None:
     assert "The course can run here." in done.stdout
 
 
+def test_the_doctor_sees_a_machine_without_torch() -> None:
+    """Where nothing is installed yet, the doctor must still answer: it is what says how to install."""
+    script = (
+        "import sys, runpy\nsys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "sys.argv = ['mamba-lab', 'doctor', '--class', '3']\nrunpy.run_module('mamba_lab.cli', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "Mend first: PyTorch" in done.stdout
+    assert "A class of 3" in done.stdout
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_reader_that_stops_listening_is_no_error(unbuffered: str) -> None:
     """`mamba-lab doctor | head`: here the reader is gone before the first word."""

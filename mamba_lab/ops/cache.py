@@ -43,10 +43,10 @@ def private_root() -> Path | None:
 
 
 def is_whole(library: Path) -> bool:
-    """Whether a library is there and is, byte for byte, what its builder wrote (its note holds size and SHA-256)."""
+    """Whether a library is there and is, byte for byte, what its builder wrote (its note holds the SHA-256)."""
     note = read_note(library)
     try:
-        return note is not None and library.stat().st_size == note.get("size") and digest(library) == note.get("sha256")
+        return note is not None and digest(library) == note.get("sha256")
     except OSError:
         return False
 
@@ -71,7 +71,7 @@ def publish(temporary: Path, library: Path, note: dict[str, Any]) -> None:
     The note goes first: a crash between the two leaves a library that does not match its note, which counts as damaged
         and is rebuilt.
     """
-    note = {**note, "size": temporary.stat().st_size, "sha256": digest(temporary)}
+    note = {**note, "sha256": digest(temporary)}
     with temporary.open("rb") as file:
         os.fsync(file.fileno())  # without it, a power cut can leave the new name with old or empty contents
     scratch = temporary.with_suffix(".note")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -133,11 +134,12 @@ def _architectures(asked: str) -> list[str]:
     words = asked.replace(";", " ").replace(",", " ").split()
     numbers = {word.removesuffix("+PTX").replace(".", "") for word in words}
     if not numbers:
-        import torch
+        with contextlib.suppress(ImportError, OSError):  # the doctor asks for nvcc also where PyTorch is missing
+            import torch
 
-        if torch.cuda.is_available():
-            capabilities = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
-            numbers = {f"{major}{minor}" for major, minor in capabilities}
+            for index in range(torch.cuda.device_count()):
+                major, minor = torch.cuda.get_device_capability(index)
+                numbers.add(f"{major}{minor}")
     return sorted(numbers) or ["90"]
 
 
