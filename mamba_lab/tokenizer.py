@@ -1,8 +1,8 @@
 """The shipped tokenizer: byte-level BPE with 8,192 tokens that gives back every text, and every byte, exactly.
 
 Every byte has a token, and nothing is normalised, so no input is unknown and none changes. Special tokens come only
-from code, never from text: a text that contains ``<|endoftext|>`` is encoded as those thirteen characters. So no text can
-end a document, or speak as somebody else.
+from code, never from text: ``<|endoftext|>`` in a text is encoded as those thirteen characters. So no text can end a
+document, or speak as somebody else.
 """
 
 from __future__ import annotations
@@ -61,21 +61,27 @@ class Tokenizer:
         self.end_id = self._special_id(END, source)
         self.pad_id = self._special_id(PAD, source)
         self.role_ids = {role: self._special_id(role_token(role), source) for role in ROLES}
-        self._bytes = [self._token_bytes(i) for i in range(self.vocab_size)]
+        self._bytes = [self._token_bytes(i, source) for i in range(self.vocab_size)]
         self._byte_ids = self._single_bytes(source)
 
     def _special_id(self, token: str, source: str) -> int:
         found = self._backend.token_to_id(token)
         if found is None:
-            raise ValueError(f"{source} has no token {token}. Train it with data/build_tokenizer.py, or use the shipped one.")
+            raise ValueError(
+                f"{source} has no token {token}. Train it with data/build_tokenizer.py, or use the shipped one."
+            )
         self._special[found] = token
         return found
 
-    def _token_bytes(self, token_id: int) -> bytes:
+    def _token_bytes(self, token_id: int, source: str) -> bytes:
         if token_id in self._special:
             return self._special[token_id].encode()
-        alphabet = _byte_alphabet()
-        return bytes(alphabet[c] for c in self._backend.id_to_token(token_id))
+        token, alphabet = self._backend.id_to_token(token_id) or "", _byte_alphabet()
+        if not alphabet.keys() >= set(token):
+            raise ValueError(
+                f"{source} has the token {token!r}, which stands for no bytes: it is no byte-level tokenizer."
+            )
+        return bytes(alphabet[c] for c in token)
 
     def _single_bytes(self, source: str) -> list[int]:
         ids = {b[0]: i for i, b in enumerate(self._bytes) if len(b) == 1}
@@ -86,13 +92,15 @@ class Tokenizer:
     def encode(self, text: str, *, add_end: bool = False) -> list[int]:
         """The token ids of `text`; `add_end` puts ``<|endoftext|>`` after them.
 
-        Special tokens written in `text` are encoded as the plain characters they are. Any str works, lone surrogates too.
+        Special tokens written in `text` are encoded as plain characters. Any str works, lone surrogates too.
         """
         try:
             ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         except (UnicodeEncodeError, TypeError):
             if not isinstance(text, str):
-                raise TypeError(f"text is a {type(text).__name__}: expected str. For bytes there is encode_bytes.") from None
+                raise TypeError(
+                    f"text is a {type(text).__name__}: expected str. For bytes there is encode_bytes."
+                ) from None
             ids = self.encode_bytes(text.encode("utf-8", "surrogatepass"))
         return [*ids, self.end_id] if add_end else ids
 

@@ -1,0 +1,221 @@
+"""Documents: the three corpora that ship with the course, and readers' own files.
+
+    corpus = load_corpus("docs")          # or "code", "code-modules", "chat"
+    corpus = load_corpus("my.jsonl")      # or .parquet, .txt, a folder of them, a data set on the Hugging Face hub
+    lengths = corpus.lengths()            # tokens of each document
+
+The shipped corpora need neither the network nor any library beyond numpy; data/README.md says where they come from.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from mamba_lab.corpus_files import SUFFIXES, FileReader, is_hub_id
+from mamba_lab.document import Document, Skipped, Turn, render
+from mamba_lab.paths import data_dir
+from mamba_lab.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["CORPORA", "Corpus", "CorpusStream", "Document", "Skipped", "Turn", "load_corpus"]
+
+CORPORA = {
+    "docs": "the Python 3.11 documentation, a document a page",
+    "code": "Python's standard library, a document a function",
+    "code-modules": "Python's standard library, a document a module",
+    "chat": "conversations between two people",
+}
+
+
+class Corpus(Sequence[Document]):
+    """A sequence of documents, with their token ids and lengths on request.
+
+    Attributes:
+        name: the corpus's name or the path it was read from.
+        skipped: what was left out while reading, by reason.
+    """
+
+    def __init__(self, documents: Iterable[Document], name: str, skipped: Skipped | None = None) -> None:
+        self._documents = list(documents)
+        self.name = name
+        self.skipped = skipped if skipped is not None else Skipped()
+        self._tokens: dict[Tokenizer, list[npt.NDArray[np.int32]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> Corpus: ...
+    def __getitem__(self, index: int | slice) -> Document | Corpus:
+        if not isinstance(index, slice):
+            return self._documents[index]
+        part = Corpus(self._documents[index], self.name, self.skipped)
+        part._tokens = {tokenizer: ids[index] for tokenizer, ids in self._tokens.items()}
+        return part
+
+    def __iter__(self) -> Iterator[Document]:
+        return iter(self._documents)
+
+    def __repr__(self) -> str:
+        return f"Corpus({self.name!r}, {len(self):,} documents)"
+
+    @property
+    def texts(self) -> list[str]:
+        """The documents' texts."""
+        return [document.text for document in self._documents]
+
+    def tokenize(self, tokenizer: Tokenizer | None = None) -> list[npt.NDArray[np.int32]]:
+        """The token ids of every document, int32 [length] each, without an end token. Computed once per tokenizer.
+
+        Text is encoded as plain text. The role tokens of a conversation are set from its turns, so that
+        nobody's words can imitate one.
+        Do not write to the arrays: they are shared.
+        """
+        tokenizer = tokenizer or load_tokenizer()
+        if tokenizer not in self._tokens:
+            self._tokens[tokenizer] = _tokenize(self._documents, tokenizer)
+        return self._tokens[tokenizer]
+
+    def lengths(self, tokenizer: Tokenizer | None = None) -> npt.NDArray[np.int64]:
+        """The number of tokens of every document, int64 [len(corpus)]."""
+        return np.array([len(ids) for ids in self.tokenize(tokenizer)], dtype=np.int64)
+
+
+class CorpusStream(Iterable[Document]):
+    """Documents read one at a time, for files larger than the memory. Each iteration reads from the start.
+
+    Attributes:
+        name: the path it is read from.
+        skipped: what the current or last pass left out, by reason.
+    """
+
+    def __init__(self, reader: Iterable[Document], name: str, skipped: Skipped) -> None:
+        self._reader = reader
+        self.name = name
+        self.skipped = skipped
+
+    def __iter__(self) -> Iterator[Document]:
+        self.skipped.clear()
+        yield from self._reader
+
+
+@overload
+def load_corpus(
+    name_or_path: str | Path,
+    *,
+    on_error: str = ...,
+    text_field: str = ...,
+    streaming: Literal[False] = ...,
+    max_line_bytes: int = ...,
+) -> Corpus: ...
+@overload
+def load_corpus(
+    name_or_path: str | Path,
+    *,
+    on_error: str = ...,
+    text_field: str = ...,
+    streaming: Literal[True],
+    max_line_bytes: int = ...,
+) -> CorpusStream: ...
+def load_corpus(
+    name_or_path: str | Path,
+    *,
+    on_error: str = "raise",
+    text_field: str = "text",
+    streaming: bool = False,
+    max_line_bytes: int = 16 << 20,
+) -> Corpus | CorpusStream:
+    """Documents by name or from a path.
+
+    Args:
+        name_or_path: ``docs``, ``code``, ``code-modules`` or ``chat``; or a ``.jsonl`` file (one object a line), a
+            ``.parquet`` file, a ``.txt`` file (one document), a folder of those; or ``owner/name`` of a data set on the
+            Hugging Face hub, of which the split ``train`` is read.
+        on_error: ``raise`` stops at the first document that cannot be read and says where and why. ``skip`` leaves it
+            out and counts it in ``skipped``.
+        text_field: the field, or column, that holds the text, or a conversation as a list of {"role", "content"}.
+        streaming: give the documents one at a time instead of keeping them all: a :class:`CorpusStream`.
+        max_line_bytes: a longer line of jsonl cannot be read.
+
+    Raises:
+        ValueError: the name is unknown, an argument is wrong, or a document cannot be read; the message has file, line
+            and reason.
+        FileNotFoundError: there is no such file.
+        ConnectionError: a data set on the hub cannot be reached.
+        ImportError: parquet or the hub, and the `datasets` library is missing.
+    """
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error is {on_error!r}: expected "raise" or "skip".')
+    if max_line_bytes < 1:
+        raise ValueError(f"max_line_bytes is {max_line_bytes}: expected 1 or more.")
+    name = str(name_or_path)
+    if isinstance(name_or_path, str) and name in CORPORA:
+        corpus = _shipped(name)
+        return CorpusStream(corpus, name, corpus.skipped) if streaming else corpus
+    _require_source(name)
+    skipped = Skipped()
+    reader = FileReader(name, text_field, on_error == "skip", skipped, max_line_bytes)
+    return CorpusStream(reader, name, skipped) if streaming else Corpus(reader, name, skipped)
+
+
+def _require_source(name: str) -> None:
+    if Path(name).exists() or is_hub_id(name):
+        return
+    if name.endswith(SUFFIXES) or len(Path(name).parts) > 1:
+        raise FileNotFoundError(f"name_or_path: there is no file or folder {name}.")
+    known = "; ".join(f'"{key}" ({what})' for key, what in CORPORA.items())
+    raise ValueError(
+        f"name_or_path is {name!r}: no corpus has that name, and there is no such file. Known are {known}. A path to a "
+        f"{', '.join(SUFFIXES)} file or to a folder of them works too, and owner/name of a data set on the hub."
+    )
+
+
+def _tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> list[npt.NDArray[np.int32]]:
+    pieces = [piece for d in documents for piece in ([t.text for t in d.turns] if d.turns is not None else [d.text])]
+    encoded = iter(tokenizer.encode_batch(pieces))
+    result = []
+    for document in documents:
+        if document.turns is None:
+            ids = next(encoded)
+        else:
+            parts = [part for turn in document.turns for part in ([tokenizer.role_ids[turn.role]], next(encoded))]
+            ids = np.concatenate(parts, dtype=np.int32) if parts else np.empty(0, np.int32)
+        ids.flags.writeable = False
+        result.append(ids)
+    return result
+
+
+@lru_cache(maxsize=len(CORPORA))
+def _shipped(name: str) -> Corpus:
+    path = data_dir() / "corpus" / f"{name.partition('-')[0]}.jsonl.xz"
+    records = map(json.loads, lzma.decompress(path.read_bytes()).splitlines())
+    if name == "code":
+        documents = [d for record in records for d in _functions(record)]
+    elif name == "chat":
+        documents = [_conversation(record) for record in records]
+    else:
+        documents = [Document(record["text"], record["id"], name) for record in records]
+    return Corpus(documents, name)
+
+
+def _conversation(record: dict[str, Any]) -> Document:
+    turns = tuple(Turn("assistant" if second else "user", text) for second, text in record["turns"])
+    return Document(render(turns), str(record["id"]), "chat", turns)
+
+
+def _functions(record: dict[str, Any]) -> Iterator[Document]:
+    """The functions of a stored module, with the indentation they have in a class taken off."""
+    lines = str(record["text"]).split("\n")
+    for name, start, stop in record["functions"]:
+        indent = lines[start][: len(lines[start]) - len(lines[start].lstrip())]
+        text = "\n".join(line.removeprefix(indent) for line in lines[start:stop])
+        yield Document(text + "\n", f"{record['id']}:{name}", "code")

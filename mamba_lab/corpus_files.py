@@ -1,0 +1,244 @@
+"""Documents from readers' own files: jsonl, parquet, text, folders of them, and data sets on the Hugging Face hub.
+
+Parquet files and the hub are read by the `datasets` library, as streams. Lines of jsonl are checked here, because that
+library names neither the line nor the reason when one is bad. No file is held whole, except a text file, which is one
+document.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mamba_lab.document import Document, Skipped, Turn, render
+from mamba_lab.tokenizer import ROLES
+
+__all__ = ["SUFFIXES", "FileReader", "is_hub_id"]
+
+SUFFIXES = (".jsonl", ".parquet", ".txt")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_BOM = b"\xef\xbb\xbf"
+_CHUNK = 1 << 20
+
+
+class _Unreadable(Exception):
+    """One document cannot be read. `reason` is counted, `detail` adds what only this case knows."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason + detail)
+        self.reason = reason
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` has the form ``owner/name`` of a data set on the hub, and not the ending of a file."""
+    return _HUB_ID.fullmatch(name) is not None and not name.endswith(SUFFIXES)
+
+
+class FileReader:
+    """Reads documents from `path`, from the start each time it is iterated.
+
+    Args:
+        path: a file, a folder, or a hub id.
+        text_field: the field, or column, that holds the text, or a conversation as a list of {"role", "content"}.
+        skip: leave out what cannot be read and count it in `skipped`; otherwise it raises ValueError.
+        skipped: where what is left out is counted. Files of another kind in a folder are counted here in either case.
+        max_line_bytes: a longer line of jsonl is an error, so that a damaged file cannot fill the memory.
+    """
+
+    def __init__(self, path: str, text_field: str, skip: bool, skipped: Skipped, max_line_bytes: int) -> None:
+        self._path = path
+        self._text_field = text_field
+        self._skip = skip
+        self._skipped = skipped
+        self._max_line_bytes = max_line_bytes
+
+    def __iter__(self) -> Iterator[Document]:
+        path = Path(self._path)
+        if path.is_dir():
+            yield from self._folder(path)
+        elif path.is_file():
+            yield from self._file(path)
+        else:
+            yield from self._rows(self._path, lambda datasets: _open_hub(datasets, self._path))
+
+    def _folder(self, folder: Path) -> Iterator[Document]:
+        # Sorted, so that the order is the same on every file system.
+        files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+        if not any(p.suffix in SUFFIXES for p in files):
+            raise ValueError(
+                f"{folder}: the folder has no {', '.join(SUFFIXES)} file. Put one document a .txt file there, or jsonl."
+            )
+        for path in files:
+            if path.suffix in SUFFIXES:
+                yield from self._file(path)
+            else:
+                self._skipped.add(f"not a {', '.join(SUFFIXES)} file", str(path))
+
+    def _file(self, path: Path) -> Iterator[Document]:
+        if path.suffix == ".jsonl":
+            yield from self._jsonl(path)
+        elif path.suffix == ".parquet":
+            yield from self._rows(str(path), lambda datasets: _open_parquet(datasets, path))
+        elif path.suffix == ".txt":
+            yield from self._text(path)
+        else:
+            raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}, or a folder of them.")
+
+    def _failed(self, error: _Unreadable, place: str) -> None:
+        """Counts the error, or raises it with its place."""
+        if not self._skip:
+            raise ValueError(
+                f'{place}: {error}. Mend it, or pass on_error="skip" to leave such out and count them.'
+            ) from error
+        self._skipped.add(error.reason, place)
+
+    def _text(self, path: Path) -> Iterator[Document]:
+        data = path.read_bytes().removeprefix(_BOM)
+        try:
+            yield Document(_checked(_decode(data)), path.name, str(path))
+        except _Unreadable as error:
+            self._failed(error, str(path))
+
+    def _jsonl(self, path: Path) -> Iterator[Document]:
+        with path.open("rb") as file:
+            number = 0
+            while line := file.readline(self._max_line_bytes + 2):
+                number += 1
+                try:
+                    document = self._line(line, file, path, number)
+                except _Unreadable as error:
+                    self._failed(error, f"{path}, line {number}")
+                    continue
+                if document is not None:
+                    yield document
+
+    def _line(self, line: bytes, file: BinaryIO, path: Path, number: int) -> Document | None:
+        """The document of one line, None for a blank one."""
+        cut_off = len(line) == self._max_line_bytes + 2 and line[-1:] != b"\n"
+        if cut_off or len(line.rstrip(b"\r\n")) > self._max_line_bytes:
+            length = len(line) + (_rest_of_line(file) if cut_off else 0)
+            reason = f"the line is longer than {self._max_line_bytes:,} bytes"
+            raise _Unreadable(reason, f" ({length:,}); max_line_bytes sets the limit")
+        if number == 1:
+            line = line.removeprefix(_BOM)
+        if not line.strip():
+            return None
+        text = _decode(line)
+        try:
+            record = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise _Unreadable("the line is not valid JSON", f" ({error.msg} at column {error.colno})") from error
+        except RecursionError as error:
+            raise _Unreadable("the line is not valid JSON", " (nested too deeply)") from error
+        return self._document(record, f"{path.name}:{number}", str(path))
+
+    def _rows(self, source: str, open_rows: Callable[[Any], Iterator[dict[str, Any]]]) -> Iterator[Document]:
+        datasets, rows = _datasets(), None
+        for number in itertools.count():
+            try:
+                rows = rows if rows is not None else open_rows(datasets)
+                record = next(rows)
+            except StopIteration:
+                return
+            except ConnectionError:
+                raise
+            except Exception as error:  # pyarrow, fsspec and the hub each have their own
+                raise ValueError(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
+            try:
+                document = self._document(record, f"{Path(source).name}:{number}", source)
+            except _Unreadable as error:
+                self._failed(error, f"{source}, row {number}")
+                continue
+            yield document
+
+    def _document(self, record: Any, name: str, source: str) -> Document:
+        if not isinstance(record, dict):
+            raise _Unreadable("the record is no object", f" but a {type(record).__name__}")
+        if self._text_field not in record:
+            fields = ", ".join(map(repr, list(record)[:8])) or "none"
+            raise _Unreadable(
+                f"there is no field {self._text_field!r}", f"; there is {fields}. Choose one with text_field"
+            )
+        value = record[self._text_field]
+        if isinstance(value, list):
+            turns = tuple(_turn(message) for message in value)
+            _checked("".join(turn.text for turn in turns))
+            return Document(render(turns), name, source, turns)
+        return Document(_checked(value), name, source)
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise _Unreadable("the text is no string", f" but a {type(text).__name__}")
+    if not text.strip():
+        raise _Unreadable("the text is empty")
+    return text
+
+
+def _turn(message: Any) -> Turn:
+    if not isinstance(message, dict) or message.get("role") not in ROLES or not isinstance(message.get("content"), str):
+        raise _Unreadable('a message is not {"role", "content"}', f" with a role of {', '.join(ROLES)}")
+    return Turn(message["role"], message["content"])
+
+
+def _decode(data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start)
+        where = f"byte {error.start}" if line == 0 else f"byte {error.start}, line {line + 1}"
+        raise _Unreadable("not UTF-8", f" (0x{data[error.start]:02x} at {where})") from error
+
+
+def _rest_of_line(file: BinaryIO) -> int:
+    """Reads on to the line's end without keeping it, and counts the bytes."""
+    length = 0
+    while piece := file.readline(_CHUNK):
+        length += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return length
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError(
+            "Parquet files and the hub need the datasets library: pip install 'mamba-lab[train]'."
+        ) from error
+    return datasets
+
+
+def _open_parquet(datasets: Any, path: Path) -> Iterator[dict[str, Any]]:
+    return iter(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+
+
+def _open_hub(datasets: Any, name: str) -> Iterator[dict[str, Any]]:
+    _require_hub(name)
+    return iter(datasets.load_dataset(name, split="train", streaming=True))
+
+
+def _require_hub(name: str) -> None:
+    """Fails within seconds when the hub cannot be reached; the library itself retries for minutes."""
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    why: object = "HF_HUB_OFFLINE is set"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() not in {"1", "TRUE", "YES", "ON"}:
+        try:
+            urllib.request.urlopen(urllib.request.Request(endpoint, method="HEAD"), timeout=10).close()
+            return
+        except urllib.error.HTTPError:
+            return  # it answers
+        except OSError as error:
+            why = getattr(error, "reason", error)
+    raise ConnectionError(
+        f"{name}: there is no such file or folder here, and the data set of that name on {endpoint} cannot be fetched "
+        f"({why}). Connect to a network, or download the files elsewhere and pass their path."
+    )

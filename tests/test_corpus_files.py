@@ -1,0 +1,217 @@
+"""Readers' own files: the right documents, and for a wrong one the file, the line and the reason (case 31)."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from mamba_lab.corpus import Corpus, CorpusStream, Turn, load_corpus
+
+LONG = 50_000_000
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Good lines 1, 3, 5, 7 and 9; between them a bad line, an empty text, a non-UTF-8 byte and a line of 50 MB."""
+    path = tmp_path_factory.mktemp("damaged") / "damaged.jsonl"
+    lines = [
+        b'{"text": "one"}',
+        b'{"text": "cut off',
+        b'{"text": "three"}',
+        b'{"text": "  "}',
+        b'{"text": "five"}',
+        b'{"text": "caf\xe9"}',
+        b'{"text": "seven"}',
+        b'{"text": "' + b"x" * LONG + b'"}',
+        b'{"text": "nine"}',
+        b"[1, 2]",
+        b'{"body": "no text"}',
+        b'{"text": 12}',
+    ]
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+def test_skip_counts_by_reason_and_keeps_the_rest(damaged: Path) -> None:
+    corpus = load_corpus(damaged, on_error="skip")
+    assert corpus.texts == ["one", "three", "five", "seven", "nine"]
+    assert [document.id for document in corpus] == [f"damaged.jsonl:{n}" for n in (1, 3, 5, 7, 9)]
+    assert corpus.skipped.reasons == {
+        "the line is not valid JSON": 1,
+        "the text is empty": 1,
+        "not UTF-8": 1,
+        "the line is longer than 16,777,216 bytes": 1,
+        "the record is no object": 1,
+        "there is no field 'text'": 1,
+        "the text is no string": 1,
+    }
+    assert corpus.skipped.count == 7
+    assert corpus.skipped.places["not UTF-8"] == [f"{damaged}, line 6"]
+    assert "line 2" in str(corpus.skipped)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (2, "the line is not valid JSON"),
+        (4, "the text is empty"),
+        (6, r"not UTF-8 \(0xe9 at byte 13\)"),
+        (8, r"the line is longer than 16,777,216 bytes \(50,000,013\)"),
+        (10, "the record is no object but a list"),
+        (11, r"there is no field 'text'; there is 'body'"),
+        (12, "the text is no string but a int"),
+    ],
+)
+def test_raise_names_file_line_and_reason(damaged: Path, tmp_path: Path, line: int, reason: str) -> None:
+    lines = damaged.read_bytes().split(b"\n")
+    path = tmp_path / "one.jsonl"
+    path.write_bytes(b'{"text": "good"}\n' + lines[line - 1] + b"\n")
+    with pytest.raises(ValueError, match=rf"one\.jsonl, line 2: {reason}.*on_error"):
+        load_corpus(path)
+
+
+def test_a_long_line_is_not_held(damaged: Path) -> None:
+    tracemalloc.start()
+    texts = [
+        document.text for document in load_corpus(damaged, on_error="skip", streaming=True, max_line_bytes=100_000)
+    ]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(texts) == 5
+    assert peak < LONG / 5
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n"])
+def test_a_line_of_exactly_the_limit_is_read(tmp_path: Path, end: bytes) -> None:
+    path = tmp_path / "limit.jsonl"
+    line = b'{"text": "abcdef"}'
+    path.write_bytes(line + end)
+    assert load_corpus(path, max_line_bytes=len(line)).texts == ["abcdef"]
+    with pytest.raises(ValueError, match="longer than 17 bytes"):
+        load_corpus(path, max_line_bytes=len(line) - 1)
+
+
+def test_blank_lines_and_a_byte_order_mark_are_no_documents(tmp_path: Path) -> None:
+    path = tmp_path / "bom.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\n\n  \n{"text": "b"}')
+    corpus = load_corpus(str(path))
+    assert corpus.texts == ["a", "b"]
+    assert corpus[1].id == "bom.jsonl:4"
+    assert corpus.skipped.count == 0
+
+
+def test_text_field_reads_another_field_and_conversations(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
+    path.write_text(json.dumps({"body": "b", "messages": messages}) + "\n")
+    assert load_corpus(path, text_field="body").texts == ["b"]
+    (document,) = load_corpus(path, text_field="messages")
+    assert document.turns == (Turn("system", "Be kind."), Turn("user", "Hello"))
+    assert document.text == "<|system|>Be kind.<|user|>Hello"
+    path.write_text(json.dumps({"messages": [{"role": "bot", "content": "x"}]}))
+    with pytest.raises(ValueError, match="line 1: a message is not"):
+        load_corpus(path, text_field="messages")
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "story.txt"
+    path.write_bytes("Été\r\n\nend".encode())
+    corpus = load_corpus(path)
+    assert corpus.texts == ["Été\r\n\nend"]
+    path.write_bytes(b"fine\nbad \xff byte")
+    with pytest.raises(ValueError, match=r"story\.txt: not UTF-8 \(0xff at byte 9, line 2\)"):
+        load_corpus(path)
+
+
+def test_a_folder_is_read_in_order_and_other_files_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "b.txt").write_text("second")
+    (tmp_path / "a.jsonl").write_text('{"text": "first"}\n')
+    (tmp_path / "sub" / "c.txt").write_text("third")
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG")
+    corpus = load_corpus(tmp_path)
+    assert corpus.texts == ["first", "second", "third"]
+    assert corpus.skipped.count == 1
+    assert "picture.png" in str(corpus.skipped)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(ValueError, match=r"the folder has no \.jsonl, \.parquet, \.txt file"):
+        load_corpus(empty)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    path = tmp_path / "table.parquet"
+    parquet.write_table(pa.table({"text": ["one", "", None, "four"], "n": [1, 2, 3, 4]}), path)
+    corpus = load_corpus(path, on_error="skip")
+    assert corpus.texts == ["one", "four"]
+    assert corpus.skipped.reasons == {"the text is empty": 1, "the text is no string": 1}
+    with pytest.raises(ValueError, match=r"table\.parquet, row 1: the text is empty"):
+        load_corpus(path)
+    with pytest.raises(ValueError, match=r"row 0: there is no field 'body'; there is 'text', 'n'"):
+        load_corpus(path, text_field="body")
+    path.write_bytes(b"PAR1 no table")
+    with pytest.raises(ValueError, match=r"table\.parquet: cannot be read"):
+        load_corpus(path, on_error="skip")
+
+
+def test_a_stream_reads_anew_each_time_and_stops_early(damaged: Path) -> None:
+    stream = load_corpus(damaged, on_error="skip", streaming=True)
+    assert isinstance(stream, CorpusStream)
+    for _ in range(2):
+        assert len(list(stream)) == 5
+        assert stream.skipped.count == 7
+    assert next(iter(load_corpus(damaged, streaming=True))).text == "one"
+
+
+def test_a_file_gives_tokens_like_any_corpus(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "The dog is hungry"}\n{"text": "Read books"}\n')
+    corpus = load_corpus(path)
+    assert isinstance(corpus, Corpus)
+    assert corpus.lengths().tolist() == [4, 2]
+
+
+def test_wrong_paths_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
+        load_corpus(tmp_path / "none.jsonl")
+    (tmp_path / "a.doc").write_text("x")
+    with pytest.raises(ValueError, match=r"a\.doc: expected a file that ends in \.jsonl, \.parquet, \.txt"):
+        load_corpus(tmp_path / "a.doc")
+    with pytest.raises(ValueError, match="max_line_bytes is 0"):
+        load_corpus(tmp_path / "a.doc", max_line_bytes=0)
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_the_hub_without_a_network_says_so(monkeypatch: pytest.MonkeyPatch, offline: bool) -> None:
+    pytest.importorskip("datasets")
+    for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    if offline:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    # Port 9 of this machine answers nobody: what a host without a network sees.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(
+        ConnectionError, match=r"owner/name: there is no such file or folder here.*cannot be fetched"
+    ) as caught:
+        load_corpus("owner/name")
+    assert ("HF_HUB_OFFLINE is set" in str(caught.value)) is offline
+
+
+def test_the_hub_with_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(name: str, **options: object) -> list[dict[str, str]]:
+        asked.append((name, options))
+        return [{"text": "from the hub"}]
+
+    monkeypatch.setattr("mamba_lab.corpus_files._require_hub", lambda name: None)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert load_corpus("owner/name").texts == ["from the hub"]
+    assert asked == [("owner/name", {"split": "train", "streaming": True})]
