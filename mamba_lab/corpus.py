@@ -42,10 +42,17 @@ class Corpus(Sequence[Document]):
         skipped: what was left out while reading, by reason.
     """
 
-    def __init__(self, documents: Iterable[Document], name: str, skipped: Skipped | None = None) -> None:
+    def __init__(
+        self,
+        documents: Iterable[Document],
+        name: str,
+        skipped: Skipped | None = None,
+        counted: npt.NDArray[np.int64] | None = None,
+    ) -> None:
         self._documents = list(documents)
         self.name = name
         self.skipped = skipped if skipped is not None else Skipped()
+        self._counted = counted
         self._tokens: dict[Tokenizer, list[npt.NDArray[np.int32]]] = {}
 
     def __len__(self) -> int:
@@ -58,7 +65,8 @@ class Corpus(Sequence[Document]):
     def __getitem__(self, index: int | slice) -> Document | Corpus:
         if not isinstance(index, slice):
             return self._documents[index]
-        part = Corpus(self._documents[index], self.name, self.skipped)
+        counted = None if self._counted is None else self._counted[index]
+        part = Corpus(self._documents[index], self.name, self.skipped, counted)
         part._tokens = {tokenizer: ids[index] for tokenizer, ids in self._tokens.items()}
         return part
 
@@ -86,7 +94,12 @@ class Corpus(Sequence[Document]):
         return self._tokens[tokenizer]
 
     def lengths(self, tokenizer: Tokenizer | None = None) -> npt.NDArray[np.int64]:
-        """The number of tokens of every document, int64 [len(corpus)]."""
+        """The number of tokens of every document, int64 [len(corpus)].
+
+        Those of a shipped corpus under the shipped tokenizer were counted when the tokenizer was trained.
+        """
+        if self._counted is not None and (tokenizer is None or tokenizer is load_tokenizer()):
+            return self._counted.copy()
         return np.array([len(ids) for ids in self.tokenize(tokenizer)], dtype=np.int64)
 
 
@@ -204,7 +217,8 @@ def _shipped(name: str) -> Corpus:
         documents = [_conversation(record) for record in records]
     else:
         documents = [Document(record["text"], record["id"], name) for record in records]
-    return Corpus(documents, name)
+    counted = json.loads((data_dir() / "corpus" / "lengths.json").read_text("utf-8"))[name]
+    return Corpus(documents, name, counted=np.array(counted, dtype=np.int64))
 
 
 def _conversation(record: dict[str, Any]) -> Document:

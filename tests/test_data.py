@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import codecs
 import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mamba_lab.corpus import load_corpus
+from mamba_lab.corpus import CORPORA, load_corpus
 from mamba_lab.paths import data_dir
+from mamba_lab.tokenizer import load_tokenizer
 
 WORDS = data_dir() / "words"
 EMAIL = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[A-Za-z]{2,}(?!\w)|<[\w.+-]+ at [\w-]+\.[\w.]+>")
@@ -132,3 +134,21 @@ def test_what_the_cleaning_takes_out_of_code(clean: object) -> None:
         "# Written by Hans Muster <hans at muster.de>\n# Author: Hans Muster\nx = author(1)  # by the caller -- gvr\n"
     )
     assert clean.neutralise(code, people, code=True) == "x = author(1)  # by the caller\n"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", sorted(CORPORA))
+def test_the_counted_lengths_are_those_of_the_tokens(name: str) -> None:
+    corpus = load_corpus(name)
+    counted = corpus.lengths()
+    assert len(counted) == len(corpus)
+    some = slice(0, None, 40)
+    assert counted[some].tolist() == [len(ids) for ids in corpus[some].tokenize()]
+    assert corpus[some].lengths().tolist() == counted[some].tolist()
+
+
+def test_another_tokenizer_counts_for_itself(tmp_path: Path) -> None:
+    other = load_tokenizer(shutil.copy(data_dir() / "tokenizer.json", tmp_path / "other.json"))
+    corpus = load_corpus("chat")[:3]
+    corpus._counted = corpus._counted + 1000
+    assert corpus.lengths(other).tolist() == [len(ids) for ids in corpus.tokenize(other)]
+    assert (corpus.lengths() > 1000).all()
