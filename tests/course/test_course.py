@@ -27,7 +27,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_course(
         folder,
         n00_start=[md("# Free form with $x_1$"), code("print('zero')")],
-        n02_chunks=[md(HEAD), code("print('two')", printed("stale\n"), count=7), code("1 / 0"), code("print('after')")],
+        n02_chunks=[
+            md(HEAD),
+            code("print('two')", printed("stale\n"), count=7),
+            code("1 / 0"),
+            code("4", printed("leftover\n")),
+        ],
         n03_later=[md("# 03"), code("print('three')")],
     )
     write_course(folder / "solutions", n00_start=[md("# solved"), code("print('solved')")])
@@ -37,6 +42,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_failing_cell_stops_the_course_and_everything_up_to_it_is_there(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    sources = list((checkout / "notebooks").glob("*.ipynb"))
+    before = {path.name: path.read_bytes() for path in sources}
     assert main(["course"]) == 1
     out, bar = capsys.readouterr()
     assert "02_chunks.ipynb stopped in cell 2: ZeroDivisionError: division by zero\n\n    1 / 0\n" in out
@@ -64,10 +71,10 @@ def test_a_failing_cell_stops_the_course_and_everything_up_to_it_is_there(
     failed = (built / "02_chunks.html").read_text()
     assert "ZeroDivisionError" in failed
     assert "stale" not in failed
+    assert "leftover" not in failed  # a cell that did not run shows nothing
     for path in built.glob("*.html"):
         assert requests_of(path.read_text()) == []
-    # The sources are as they were.
-    assert read(checkout / "notebooks" / "02_chunks.ipynb").cells[1].outputs[0].text == "stale\n"
+    assert {path.name: path.read_bytes() for path in sources} == before
 
 
 def test_one_notebook_alone_keeps_the_others_earlier_pages(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,13 +122,19 @@ def test_outputs_recorded_on_a_gpu_survive_a_machine_without_one(
     monkeypatch.setattr(module, "_has_cuda", lambda: cuda)
     tags = ("gpu", "nbval-ignore-output")
 
-    def notebook(text: str) -> NotebookNode:
-        return nbformat.v4.new_notebook(cells=[code("go()", printed(text), tags=tags, count=1), code("1", count=2)])
+    def notebook(*texts: str) -> NotebookNode:
+        """A cell for the GPU and one for every machine; a cell that never ran has no text."""
+        cells = [code("go()", tags=tags, count=1), code("walk()", count=2)]
+        for cell, text in zip(cells, texts, strict=False):
+            cell.outputs = [printed(text)]
+        return nbformat.v4.new_notebook(cells=cells)
 
-    module.store(notebook("fallback\n"), notebook("from a GPU\n"), tmp_path / "00_a.ipynb")
-    assert read(tmp_path / "00_a.ipynb").cells[0].outputs[0].text == kept
-    module.store(notebook("fallback\n"), notebook("fallback\n"), tmp_path / "00_a.ipynb")
-    assert read(tmp_path / "00_a.ipynb").cells[0].outputs[0].text == "fallback\n"
+    def after(stored: NotebookNode) -> list[str]:
+        module.store(notebook("fallback\n", "new\n"), stored, tmp_path / "00_a.ipynb")
+        return [cell.outputs[0].text for cell in read(tmp_path / "00_a.ipynb").cells]
+
+    assert after(notebook("from a GPU\n", "old\n")) == [kept, "new\n"]
+    assert after(notebook()) == ["fallback\n", "new\n"]
 
 
 def pretend(run: Callable[[], Execution], monkeypatch: pytest.MonkeyPatch) -> None:
