@@ -126,7 +126,10 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
         load_corpus(path)
 
 
-def test_a_folder_is_read_in_order_and_other_files_are_counted(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_order_and_other_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # File systems list a folder in any order; here the wrong one.
+    listed = Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: iter(sorted(listed(self, pattern), reverse=True)))
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "a.jsonl").write_text('{"text": "first"}\n')
