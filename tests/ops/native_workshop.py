@@ -8,6 +8,8 @@ import textwrap
 from pathlib import Path
 
 PLAIN = 'extern "C" int answer() { return 42; }\n'
+# Puts half a library where the compiler was told to, then sleeps: what a kill or a time-out finds.
+STALL = 'for a in "$@"; do case "$a" in *.tmp.so) echo half > "$a" ;; esac; done; exec sleep 300'
 BROKEN = 'extern "C" int answer() { return fortytwo; }\n'
 
 

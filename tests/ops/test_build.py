@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_workshop import BROKEN, PLAIN, Workshop
+from native_workshop import BROKEN, PLAIN, STALL, Workshop
 
 from mamba_lab.ops import build, cache, toolchain
 from mamba_lab.ops.build import NativeUnavailable, build_library, load_library
@@ -179,11 +179,11 @@ def test_a_compiler_that_says_yes_and_writes_nothing_has_failed(
 
 
 def test_a_compiler_that_hangs_is_stopped(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", workshop.compiler(before="exec sleep 60"))
+    monkeypatch.setenv("CXX", workshop.compiler(before=STALL))
     monkeypatch.setattr(build, "COMPILE_SECONDS", 0.3)
     with pytest.raises(NativeUnavailable, match=r"longer than 0\.3 s"):
         build_library("plain")
-    assert workshop.libraries(workshop.private) == []
+    assert [path.name for path in (workshop.private / "native" / "cpu").iterdir()] == ["plain.lock"]
 
 
 @pytest.mark.usefixtures("no_compiler")
