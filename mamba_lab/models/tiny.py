@@ -7,7 +7,8 @@ reader sees every step; notebook 01 writes these lines out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -121,7 +122,7 @@ def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def train_tiny(model: nn.Module, batches: Iterable[Batch], *, learning_rate: float = 3e-3) -> list[float]:
-    """Train ``model`` in place, one AdamW step a batch with the gradient clipped at 1.0.
+    """Train ``model`` in place, one AdamW step a batch with the gradient clipped at 1.0, on one CPU thread.
 
     Returns:
         The loss of each batch before its step, in nats a target.
@@ -131,13 +132,25 @@ def train_tiny(model: nn.Module, batches: Iterable[Batch], *, learning_rate: flo
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     losses = []
-    for step, batch in enumerate(batches):
-        if batch.n_target_tokens == 0:
-            raise ValueError(f"batches: batch {step} has no target (all are -100), so no loss; leave it out")
-        loss = batch_loss(model, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        losses.append(loss.item())
+    with _one_thread():
+        for step, batch in enumerate(batches):
+            if batch.n_target_tokens == 0:
+                raise ValueError(f"batches: batch {step} has no target (all are -100), so no loss; leave it out")
+            loss = batch_loss(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append(loss.item())
     return losses
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small steps gain nothing from a second thread, and on a busy machine they wait for it: ten times slower there."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -122,3 +122,18 @@ def test_padding_does_not_count_in_the_loss(model: TinyMamba) -> None:
 def test_a_batch_without_targets_is_refused(model: TinyMamba) -> None:
     with pytest.raises(ValueError, match="batch 0 has no target"):
         train_tiny(model, [pad_collate([torch.tensor([3])], pad_id=0)])
+
+
+def test_training_uses_one_thread_and_gives_the_others_back(model: TinyMamba) -> None:
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train_tiny(model, [pad_collate([torch.arange(4)], pad_id=0)])
+        with pytest.raises(ValueError, match="batch 0 has no target"):
+            train_tiny(model, [pad_collate([torch.tensor([3])], pad_id=0)])
+        assert seen == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
