@@ -264,7 +264,7 @@ class Painter:
         self.ax.text(x, y - 0.24, text, ha="center", va="bottom", fontsize=SMALL, color=MUTED)
 
     def leak(self, x: float, y: float) -> None:
-        reach = 0.22 * 72 / self.points if self.bars else 0.62
+        reach = min(0.62, (0.22 if self.bars else 0.28) * 72 / self.points)  # as high as the room above a row
         arrow = FancyArrowPatch(
             (max(x - reach, 0), y - 0.03),
             (min(x + reach, self.columns), y - 0.03),

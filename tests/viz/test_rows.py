@@ -63,6 +63,8 @@ def test_a_cut_document_leaks_nothing_at_the_cut() -> None:
 def test_two_passages_of_one_document_side_by_side_are_a_leak() -> None:
     plan = PackingPlan.from_bins([[(3, 0, 3), (3, 5, 7)]], LENGTHS, 8)
     assert len(rows_of(plan)[0][0].leaks()) == 1
+    follows_on = PackingPlan.from_bins([[(3, 0, 3), (3, 3, 7)]], LENGTHS, 8)
+    assert not rows_of(follows_on)[0][0].leaks()
 
 
 def torn(ax) -> int:
