@@ -45,6 +45,8 @@ def test_the_report_covers_everything_and_this_machine_runs_the_course(capsys: p
 
 
 def test_nothing_gives_a_folder_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "g++"))  # there is none: the finding quotes it
+    assert "g++" in str(doctor.report())
     for folder in (tmp_path / "cache", Path("/dev/null/cache")):
         monkeypatch.setenv("MAMBA_LAB_CACHE", str(folder))
         text = str(doctor.report()) + doctor.one_line() + doctor.show()._repr_html_().replace("</", "")

@@ -84,6 +84,7 @@ def test_waiting_is_said_once_and_has_an_end(
     monkeypatch.setattr(cache, "SAY_AFTER_SECONDS", 0.1)
     monkeypatch.setattr(cache, "GIVE_UP_AFTER_SECONDS", 0.5)
     lock = workshop.private / "native" / "cpu" / "plain.lock"
+    started = time.monotonic()
     with cache.open_lock(lock) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with (
@@ -91,6 +92,7 @@ def test_waiting_is_said_once_and_has_an_end(
             pytest.raises(NativeUnavailable, match=r"another process has held the lock(.|\n)*Remedy: end that process"),
         ):
             build_library("plain")
+    assert time.monotonic() - started < 10
     assert caplog.text.count("waiting for another process that is building the C++ library 'plain'") == 1
     monkeypatch.setattr(build, "_failed", {})
     assert build_library("plain").compiled
@@ -177,6 +179,12 @@ def test_permission_bits_that_forbid_writing(open_folder: Path) -> None:
         assert build.build_library("plain").compiled
         for path in (root / "shared", *(root / "shared").rglob("*")):
             path.chmod(0o555 if path.is_dir() else 0o444)
+        # A lock that anyone may write, in a folder that takes no new file: the lock alone must not pass for a cache.
+        lock = root / "shared" / "native" / "cpu" / "extra.lock"
+        lock.parent.chmod(0o755)
+        lock.touch()
+        lock.chmod(0o666)
+        lock.parent.chmod(0o555)
         if os.geteuid() == 0:
             os.chown(root / "home", 65534, 65534)
             os.setgroups([])
