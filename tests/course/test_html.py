@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import threading
@@ -58,10 +59,11 @@ def test_a_latex_output_is_mathml_too() -> None:
 
 
 def test_a_figure_has_its_picture_alt_text_and_caption() -> None:
-    found = of(code("draw()", figure("Figure 1. A < B.", 'Bars "of" 4.')))
+    found = of(code("draw()", figure("Figure 1. A <b> & B.", 'Bars "of" 4.')))
     assert found.all("img") == [{"src": f"data:image/png;base64,{PNG}", "alt": 'Bars "of" 4.', "width": "760"}]
     assert len(found.all("figcaption")) == 1
-    assert found.text.count("Figure 1. A < B.") == 1
+    assert found.text.count("Figure 1. A <b> & B.") == 1
+    assert found.all("b") == []
 
 
 def test_a_widget_leaves_only_its_picture() -> None:
@@ -111,7 +113,7 @@ def test_exercises_are_marked() -> None:
 
 def test_a_page_is_for_light_and_dark_and_for_reading() -> None:
     html = page(lesson(), "x")
-    assert "prefers-color-scheme: dark" in html
+    assert re.search(r"@media \(prefers-color-scheme: dark\) \{\s*:root \{\s*--page: #1", html)
     assert "max-width: 760px" in html
     assert '<html lang="en">' in html
 

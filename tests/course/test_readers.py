@@ -64,6 +64,7 @@ def test_my_does_not_write_through_a_dangling_link(checkout: Path) -> None:
     (checkout / "my" / "00_start.ipynb").symlink_to(elsewhere)
     assert main(["my"]) == 0
     assert not elsewhere.exists()
+    assert (checkout / "my" / "00_start.ipynb").is_symlink()
 
 
 def test_an_update_of_the_course_is_told_and_the_readers_work_is_not(
