@@ -50,7 +50,7 @@ def native_available() -> bool:
     try:
         load_library("token_budget")
     except NativeUnavailable as error:
-        log_once(logging.WARNING, f"Batches are cut in Python, about 20 times slower than in C++. {error}")
+        log_once(logging.WARNING, f"Batches are cut in Python, many times slower than in C++. {error}")
         return False
     log_once(logging.INFO, "Batches are cut in C++ (token_budget).")
     return True
