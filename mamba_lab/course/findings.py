@@ -46,7 +46,8 @@ class Sheet:
         folder = notebook.path.parent
         beside = folder.parent / notebook.path.name
         partner = read(beside) if notebook.is_solution and beside.exists() else None
-        names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        beside_it = [*folder.glob("*.*"), *folder.glob("solutions/*.ipynb")]
+        names = {path.relative_to(folder).as_posix() for path in beside_it if path.is_file()}
         if notebook.is_solution:
             names |= {f"../{path.name}" for path in folder.parent.glob("*.ipynb")}
         return cls(str(notebook), notebook.number, read(notebook.path), notebook.is_solution, partner, frozenset(names))

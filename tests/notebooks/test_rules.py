@@ -35,6 +35,7 @@ def test_the_course_as_a_whole_keeps_the_rules() -> None:
 
 
 def test_the_notebooks_are_the_curriculums_first_ones_in_order() -> None:
+    assert LESSONS, "notebooks/ is empty"
     planned = [entry.filename for entry in CURRICULUM]
     assert [notebook.path.name for notebook in LESSONS] == planned[: len(LESSONS)]
 
