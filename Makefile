@@ -31,8 +31,9 @@ lab: setup
 course: setup
 	$(BIN)/mamba-lab course $(ARGS)
 
+# One thread a process: two test processes share the cores, and threads that wait for each other cost more than they give.
 test: setup
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -28,7 +28,8 @@ class Entry:
         """The stem as words; names of operators stay as they are written in code."""
         if self.stem.startswith(("conv1d", "ssm")):
             return self.stem
-        return self.stem.replace("_", " ").capitalize().replace("Cuda", "CUDA")
+        words = self.stem.replace("_", " ").capitalize()
+        return words.replace("Cuda", "CUDA").replace("Fixed length", "Fixed-length")
 
 
 CURRICULUM: tuple[Entry, ...] = (
