@@ -123,12 +123,15 @@ def _is_table(value: Any) -> bool:
 
 
 def _columns(expected: Any, got: Any, one_answer: bool) -> tuple[list[Any], list[Any]] | None:
-    """Both as lists to compare place by place, or None where they are shown as a whole."""
-    both = (expected,) if got is NOTHING else (expected, got)
-    flat = (isinstance(v, list) and len(v) <= _WIDEST and not any(isinstance(x, (list, dict)) for x in v) for v in both)
-    if not one_answer or not all(flat):
+    """Both as lists to compare place by place, or None where they are shown as a whole.
+
+    A list of one is shown whole: a single cell would look like a number.
+    """
+    if not one_answer or got is NOTHING:
         return None
-    return expected, ([] if got is NOTHING else got)
+    both = (expected, got)
+    flat = (isinstance(v, list) and len(v) <= _WIDEST and not any(isinstance(x, (list, dict)) for x in v) for v in both)
+    return (expected, got) if all(flat) and max(map(len, both)) > 1 else None
 
 
 def _marks(expected: Sequence[Any], got: Sequence[Any]) -> list[str]:
@@ -146,7 +149,7 @@ def _aligned(expected: Any, got: Any, one_answer: bool) -> tuple[str, str, str]:
     want += [""] * (n - len(want))
     have += [""] * (n - len(have))
     widths = [max(len(a), len(b), 1) for a, b in zip(want, have, strict=True)]
-    marks = [""] * n if got is NOTHING else _marks(*columns)
+    marks = _marks(*columns)
     lines = ["  ".join(f"{v:>{w}}" for v, w in zip(row, widths, strict=True)) for row in (want, have, marks)]
     return lines[0] or "[]", lines[1] or "[]", lines[2]
 

@@ -207,13 +207,21 @@ class Exercise:
         return (outcome.value is None or outcome.value is Ellipsis) and self._expected[number] is not None
 
     def _named(self, outcomes: list[Outcome], failing: list[int]) -> tuple[str, str] | None:
-        """The known mistake that explains every failing case; if none does, the one that explains the smallest."""
+        """The known mistake that explains every failing case; if none does, the one that explains the smallest.
+
+        A single number agrees with many mistakes by chance, so there a second failing case must agree too.
+        """
         if outcomes[failing[0]].changed or outcomes[failing[0]].error == "TimeIsUp":
             return None
-        for wanted in (failing, failing[:1]):
-            for mistake in self.mistakes:
-                if all(mistake.explains(self.cases[i], outcomes[i], self.seconds) for i in wanted):
-                    return mistake.name, mistake.message
+        explained = {
+            mistake: [i for i in failing if mistake.explains(self.cases[i], outcomes[i], self.seconds)]
+            for mistake in self.mistakes
+        }
+        needed = 1 if isinstance(self._expected[failing[0]], list) else 2
+        whole = [m for m, cases in explained.items() if cases == failing]
+        partly = [m for m, cases in explained.items() if cases[:1] == failing[:1] and len(cases) >= needed]
+        for mistake in (*whole, *partly):
+            return mistake.name, mistake.message
         return None
 
     def _result(

@@ -200,8 +200,27 @@ def test_a_mistake_must_explain_every_failing_case() -> None:
     )
     assert check.run(lambda x: x[0]).mistake == "first only"
     assert check.run(lambda x: sum(x)).mistake == "no one added"
-    # Nothing explains both cases: the smallest decides.
-    assert check.run(lambda x: x[0] if len(x) == 1 else 99).mistake == "first only"
+    # Nothing explains both cases, and one number can agree by chance: no mistake is named.
+    assert check.run(lambda x: x[0] if len(x) == 1 else 99).mistake == "wrong values"
+
+
+def test_a_list_may_be_explained_by_its_smallest_case() -> None:
+    check = Exercise(
+        "Doubled",
+        reference=lambda x: [2 * v for v in x],
+        cases=[case(x=[2]), case(x=[2, 3])],
+        mistakes=[Mistake("unchanged", "one", wrong=list)],
+    )
+    assert check.run(lambda x: list(x) if len(x) == 1 else [0, 0]).mistake == "unchanged"
+
+
+def test_a_list_of_one_is_shown_as_a_list() -> None:
+    check = Exercise("Doubled", reference=lambda x: [2 * v for v in x], cases=[case(x=[2])])
+    assert "expected       [4]" in check.run(lambda x: None).card.to_text()
+    wrong = check.run(lambda x: [5]).card
+    assert "expected       [4]" in wrong.to_text()
+    assert "got            [5]" in wrong.to_text()
+    assert ">[5]<" in wrong.to_html()
 
 
 def test_places_that_differ_are_marked() -> None:
