@@ -1,12 +1,13 @@
 """Documents from readers' own files: jsonl, parquet, text, folders of them, and data sets on the Hugging Face hub.
 
-Parquet files and the hub are read by the `datasets` library, as streams. Lines of jsonl are checked here, because that
-library names neither the line nor the reason when one is bad. No file is held whole, except a text file, which is one
-document.
+The hub is read by the `datasets` library, as a stream. Files are read here: that library takes a file's name for a
+pattern, so that ``data[1].parquet`` would read ``data1.parquet``, and names neither the line nor the reason when a line
+of jsonl is bad. No file is held whole, except a text file, which is one document.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import os
@@ -26,6 +27,7 @@ SUFFIXES = (".jsonl", ".parquet", ".txt")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
+_ROWS = 1024
 
 
 class _Unreadable(Exception):
@@ -66,7 +68,7 @@ class FileReader:
         elif path.is_file():
             yield from self._file(path)
         else:
-            yield from self._rows(self._path, lambda datasets: _open_hub(datasets, self._path))
+            yield from self._rows(self._path, lambda: _open_hub(self._path))
 
     def _folder(self, folder: Path) -> Iterator[Document]:
         # Sorted, so that the order is the same on every file system.
@@ -85,7 +87,7 @@ class FileReader:
         if path.suffix == ".jsonl":
             yield from self._jsonl(path)
         elif path.suffix == ".parquet":
-            yield from self._rows(str(path), lambda datasets: _open_parquet(datasets, path))
+            yield from self._rows(str(path), lambda: _parquet_rows(path, self._text_field))
         elif path.suffix == ".txt":
             yield from self._text(path)
         else:
@@ -139,15 +141,15 @@ class FileReader:
             raise _Unreadable("the line is not valid JSON", " (nested too deeply)") from error
         return self._document(record, f"{path.name}:{number}", str(path))
 
-    def _rows(self, source: str, open_rows: Callable[[Any], Iterator[dict[str, Any]]]) -> Iterator[Document]:
-        datasets, rows = _datasets(), None
+    def _rows(self, source: str, open_rows: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[Document]:
+        rows = None
         for number in itertools.count():
             try:
-                rows = rows if rows is not None else open_rows(datasets)
+                rows = rows if rows is not None else open_rows()
                 record = next(rows)
             except StopIteration:
                 return
-            except ConnectionError:
+            except (ConnectionError, ImportError):
                 raise
             except Exception as error:  # pyarrow, fsspec and the hub each have their own
                 raise ValueError(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
@@ -207,21 +209,31 @@ def _rest_of_line(file: BinaryIO) -> int:
     return length
 
 
-def _datasets() -> Any:
+def _library(name: str) -> Any:
     try:
-        import datasets
+        return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            "Parquet files and the hub need the datasets library: pip install 'mamba-lab[train]'."
+            f"Parquet files and the hub need the {name.partition('.')[0]} library: pip install 'mamba-lab[train]'."
         ) from error
-    return datasets
 
 
-def _open_parquet(datasets: Any, path: Path) -> Iterator[dict[str, Any]]:
-    return iter(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True))
+def _parquet_rows(path: Path, field: str) -> Iterator[dict[str, Any]]:
+    """The rows of a file, of which only the column `field` is read; without that column, rows of the names alone."""
+    parquet = _library("pyarrow.parquet")
+    with path.open("rb") as file:
+        table = parquet.ParquetFile(file)
+        names = table.schema_arrow.names
+        if field not in names:
+            yield from itertools.repeat(dict.fromkeys(names), table.metadata.num_rows)
+            return
+        for batch in table.iter_batches(batch_size=_ROWS, columns=[field]):
+            for value in batch.column(field).to_pylist():
+                yield {field: value}
 
 
-def _open_hub(datasets: Any, name: str) -> Iterator[dict[str, Any]]:
+def _open_hub(name: str) -> Iterator[dict[str, Any]]:
+    datasets = _library("datasets")
     _require_hub(name)
     return iter(datasets.load_dataset(name, split="train", streaming=True))
 

@@ -133,7 +133,12 @@ def test_a_wrong_on_error_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "call"), [("tokenizers", "corpus[:1].tokenize()"), ("datasets", "load_corpus('x.parquet')")]
+    ("module", "call"),
+    [
+        ("tokenizers", "corpus[:1].tokenize()"),
+        ("pyarrow", "load_corpus('x.parquet')"),
+        ("datasets", "load_corpus('a/b')"),
+    ],
 )
 def test_a_missing_library_is_named_with_the_remedy(module: str, call: str, tmp_path: object) -> None:
     script = textwrap.dedent(

@@ -148,7 +148,6 @@ def test_a_folder_is_read_in_order_and_other_files_are_counted(tmp_path: Path, m
 def test_parquet(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
-    pytest.importorskip("datasets")
     path = tmp_path / "table.parquet"
     parquet.write_table(pa.table({"text": ["one", "", None, "four"], "n": [1, 2, 3, 4]}), path)
     corpus = load_corpus(path, on_error="skip")
@@ -161,6 +160,41 @@ def test_parquet(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1 no table")
     with pytest.raises(ValueError, match=r"table\.parquet: cannot be read"):
         load_corpus(path, on_error="skip")
+
+
+@pytest.mark.parametrize(
+    "name", ["data[1]", "d*", "data?", "data[", "]data", "{data1,x}", "a::b", "file:x", "100% #1", "data[[]1]"]
+)
+def test_a_parquet_name_is_no_pattern(tmp_path: Path, name: str) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for stem, text in [("data1", "other"), ("data12", "other"), (name, "asked for")]:
+        with (tmp_path / f"{stem}.parquet").open("wb") as file:
+            parquet.write_table(pa.table({"text": [text]}), file)
+    assert load_corpus(tmp_path / f"{name}.parquet").texts == ["asked for"]
+
+
+def test_parquet_columns_and_types(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "table.parquet"
+    # More rows than are read at once, and a column of dates that Python has no value for, which nobody asked for.
+    texts = [f"row {i}" for i in range(3000)]
+    chat = [[{"role": "user", "content": text}] for text in texts]
+    dates = pa.array([2**62] * 3000, pa.timestamp("ms"))
+    parquet.write_table(pa.table({"a.text": texts, "a": chat, "date": dates}), path)
+    corpus = load_corpus(path, text_field="a.text")
+    assert corpus.texts == texts
+    assert corpus[2999].id == "table.parquet:2999"
+    assert load_corpus(path, text_field="a")[2999].turns == (Turn("user", "row 2999"),)
+    corpus = load_corpus(path, text_field="body", on_error="skip")
+    assert (len(corpus), corpus.skipped.count) == (0, 3000)
+
+
+def test_a_parquet_file_without_rows_has_no_documents(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "empty.parquet"
+    parquet.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    assert len(load_corpus(path)) == 0
+    assert list(load_corpus(path, streaming=True)) == []
 
 
 def test_a_stream_reads_anew_each_time_and_stops_early(damaged: Path) -> None:
