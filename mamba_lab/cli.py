@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -18,7 +19,7 @@ examples:
   mamba-lab build                     compile the C++ code now instead of on first use
   mamba-lab build --cache /srv/cache  compile it once for everyone (they set MAMBA_LAB_CACHE=/srv/cache)
   mamba-lab my                        copy the notebooks to my/, where you work
-  mamba-lab reset 05                  restore notebook 05 in my/, keep the old one beside it
+  mamba-lab reset 02                  restore notebook 02 in my/, keep the old one beside it
   mamba-lab course --only 02          execute notebook 02 and write its page
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
 """
@@ -28,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0, 1 (what was asked for failed), 2 (wrong usage), 130 (interrupted)."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     logging.getLogger("mamba_lab").setLevel(logging.INFO)
+    if sys.stdout is None:  # closed by the caller (>&-)
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without these signs still gets the words
     args = _parser().parse_args(argv)
     try:
         code = int(args.func(args))

@@ -172,3 +172,19 @@ def test_build_fills_a_cache_that_all_may_read(
     captured = capsys.readouterr()
     assert "cpu/plain: was there already" in captured.out  # one failure does not stop the others
     assert "cpu/broken: the C++ library 'broken' is not available" in captured.err
+
+
+def test_closed_output_and_a_plain_terminal_are_no_error() -> None:
+    closed = subprocess.run(
+        f"{sys.executable} -m mamba_lab.cli my --help >&-", shell=True, capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in closed.stderr
+    plain = subprocess.run(
+        [sys.executable, "-m", "mamba_lab.cli", "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert plain.returncode == 0, plain.stderr
+    assert "PyTorch" in plain.stdout

@@ -52,7 +52,7 @@ def add_reset(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="restore one notebook in my/ and keep the old one beside it",
         description="Restore a notebook in my/ from the course. The old one stays beside it as NN_name.kept-1.ipynb.",
     )
-    parser.add_argument("notebook", help="its number (05) or name")
+    parser.add_argument("notebook", help="its number (02) or name")
     parser.add_argument("--dir", type=Path, metavar="DIR", help="the folder (my/ in the checkout)")
     parser.set_defaults(func=_reset)
 
@@ -79,7 +79,7 @@ def _course(args: argparse.Namespace) -> int:
         for outcome in outcomes:
             if outcome.execution and outcome.execution.failure:
                 print(f"\n{outcome.notebook} stopped in {outcome.execution.failure}\n")
-        print(table(outcomes))
+        print(table(outcomes, ledger=args.in_place))
         print(f"pages: {_shown(output / 'index.html')}")
     return 0 if all(outcome.ok for outcome in outcomes) else 1
 

@@ -99,8 +99,11 @@ def run_course(
         (output / "index.html").write_text(index_page(rows), encoding="utf-8")
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """The table at the end: notebook, cells run of cells, seconds, slowest cell, ok; then what went over the ledger."""
+def table(outcomes: Sequence[Outcome], *, ledger: bool = False) -> str:
+    """The table at the end: notebook, cells run of cells, seconds, slowest cell, ok.
+
+    With ``ledger`` also what went over the times that an author must keep; a reader's machine may be slower.
+    """
     width = max([len(str(o.notebook)) for o in outcomes] + [8])
     lines = [f"{'notebook':<{width}}  {'cells':>7}  {'seconds':>7}  {'slowest':>7}  ok"]
     for outcome in outcomes:
@@ -115,7 +118,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     total = sum(run.seconds for run in done)
     cells = f"{sum(len(run.cell_seconds) for run in done)}/{sum(run.n_cells for run in done)}"
     lines.append(f"{'total':<{width}}  {cells:>7}  {total:>7.1f}  {max((r.slowest for r in done), default=0.0):>7.1f}")
-    lines += [f"warning: {outcome.notebook}: {warning}" for outcome in outcomes for warning in outcome.warnings()]
+    if ledger:
+        lines += [f"warning: {outcome.notebook}: {warning}" for outcome in outcomes for warning in outcome.warnings()]
     return "\n".join(lines)
 
 

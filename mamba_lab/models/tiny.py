@@ -89,20 +89,30 @@ class TinyMamba(nn.Module):
             Logits, float32 [B, L, V].
 
         Raises:
-            ValueError: a shape does not fit, or a sequence runs over the end of a row.
+            ValueError: no ids, an id outside the vocabulary, a shape that does not fit, or a sequence that runs over
+                the end of a row.
         """
-        position = _positions(input_ids, boundaries)
+        position = _positions(input_ids, boundaries, self.embedding.num_embeddings)
         x = self.embedding(input_ids)
         for layer, norm in zip(self.layers, self.norms[:-1], strict=True):
             x = x + layer(norm(x), position)
         return self.norms[-1](x) @ self.embedding.weight.T
 
 
-def _positions(input_ids: Tensor, boundaries: Boundaries | None) -> Tensor:
+def _positions(input_ids: Tensor, boundaries: Boundaries | None, vocab_size: int) -> Tensor:
+    if not isinstance(input_ids, Tensor) or input_ids.is_floating_point():
+        raise ValueError(f"input_ids: expected a tensor of ids, got {_kind(input_ids)}; write torch.tensor([ids])")
     if input_ids.dim() != 2 or input_ids.shape[1] == 0:
         raise ValueError(f"input_ids: expected [B, L], L >= 1, got {list(input_ids.shape)}; add a row with ids[None]")
+    if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < vocab_size:
+        raise ValueError(
+            f"input_ids: ids run from {int(input_ids.min())} to {int(input_ids.max())}, the vocabulary from 0 to "
+            f"{vocab_size - 1}; use the tokenizer that the model was made for"
+        )
     if boundaries is None:
         return torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+    if not hasattr(boundaries, "position_indices"):
+        raise ValueError(f"boundaries: expected Boundaries, got {_kind(boundaries)}; use Boundaries.from_...")
     if boundaries.n_tokens != input_ids.numel():
         raise ValueError(
             f"boundaries: they cover {boundaries.n_tokens} tokens, input_ids has {input_ids.numel()} "
@@ -115,10 +125,18 @@ def _positions(input_ids: Tensor, boundaries: Boundaries | None) -> Tensor:
     return position
 
 
+def _kind(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
 def batch_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean cross-entropy of ``model`` over the targets of ``batch``, in nats a target; a scalar."""
+    """The mean cross-entropy of ``model`` over the targets of ``batch``, in nats a target; a scalar.
+
+    Without any target it is 0, with gradient 0.
+    """
     logits = model(batch.input_ids, batch.boundaries)
-    return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100)
+    total = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=-100, reduction="sum")
+    return total / max(batch.n_target_tokens, 1)
 
 
 def train_tiny(model: nn.Module, batches: Iterable[Batch], *, learning_rate: float = 3e-3) -> list[float]:
@@ -128,14 +146,16 @@ def train_tiny(model: nn.Module, batches: Iterable[Batch], *, learning_rate: flo
         The loss of each batch before its step, in nats a target.
 
     Raises:
-        ValueError: a batch has no target: its loss would be 0/0.
+        ValueError: a batch has no target.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     losses = []
     with _one_thread():
         for step, batch in enumerate(batches):
             if batch.n_target_tokens == 0:
-                raise ValueError(f"batches: batch {step} has no target (all are -100), so no loss; leave it out")
+                raise ValueError(
+                    f"batches: batch {step} has no target (all are -100): it teaches nothing; leave it out"
+                )
             loss = batch_loss(model, batch)
             optimizer.zero_grad()
             loss.backward()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import subprocess
 import threading
 import time
@@ -37,6 +38,8 @@ log = logging.getLogger("mamba_lab")
 SUFFIXES = {"cpu": ".cpp", "cuda": ".cu"}
 HEADERS = {".h", ".hpp", ".cuh", ".inc"}
 COMPILE_SECONDS = 600
+SMALLEST_SPACE = 1 << 20
+"""Bytes that a library and its note may take."""
 SHOWN_LINES = 40
 
 _guard = threading.RLock()
@@ -151,7 +154,7 @@ def build_library(
     file_name = _file_name(source, device, compiler)
     if file_name in _failed:
         raise _failed[file_name]
-    refusals = []
+    refusals: list[str] = []
     for root in roots:
         library = root / "native" / device / file_name
         try:
@@ -171,10 +174,21 @@ def build_library(
             except OSError as error:
                 raise NativeUnavailable(title, f"the cache {root} failed: {error}", _CACHE_REMEDY) from error
             except NativeUnavailable as error:
+                if _full(root):
+                    refusals.append(f"{root}: no space left")
+                    continue
                 _failed[file_name] = error
                 raise
     why = "no cache can be written (" + "; ".join(refusals or ["there is no home folder"]) + ")"
     raise NativeUnavailable(title, why, _CACHE_REMEDY)
+
+
+def _full(root: Path) -> bool:
+    """Whether the disk behind a cache is full: then a compiler's failure says nothing about the compiler."""
+    try:
+        return shutil.disk_usage(root).free < SMALLEST_SPACE
+    except OSError:
+        return False
 
 
 def find_library(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -27,8 +28,35 @@ def cache_roots() -> list[Path]:
     """
     shared = os.environ.get("MAMBA_LAB_CACHE", "").strip()
     private = private_root()
-    roots = [Path(shared).expanduser().absolute()] if shared else []
+    roots = []
+    if shared:
+        try:
+            roots.append(Path(shared).expanduser().absolute())
+        except RuntimeError:
+            log_once(f"MAMBA_LAB_CACHE names the home folder of a user that does not exist ({shared}): it is left out")
+        else:
+            if (trouble := _unusable(roots[0])) is not None:
+                log_once(f"MAMBA_LAB_CACHE cannot be used ({trouble}): libraries come from the private cache")
+                roots.clear()
     return roots + ([private] if private is not None and private not in roots else [])
+
+
+def _unusable(root: Path) -> str | None:
+    """Why a cache can be neither read nor made, or None. A folder that can only be read is usable."""
+    try:
+        if root.exists() and not root.is_dir():
+            return "it is no folder"
+        if root.is_dir():
+            next(root.iterdir(), None)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def log_once(message: str) -> None:
+    """A warning that this process gives once."""
+    log.warning("%s", message)
 
 
 def private_root() -> Path | None:

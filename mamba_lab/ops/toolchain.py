@@ -144,7 +144,10 @@ def _architectures(asked: str) -> list[str]:
 
 
 def _resolve(asked: str, path: str) -> tuple[str, ...] | None:
-    words = shlex.split(asked)
+    try:
+        words = shlex.split(asked)
+    except ValueError as error:
+        raise NativeUnavailable("C++", f"CXX is {asked!r}, which cannot be read ({error})", "unset CXX") from None
     found = [shutil.which(words[0], path=path), *words[1:]] if words else []
     return tuple(word for word in found if word) if found and found[0] else None
 

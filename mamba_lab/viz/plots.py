@@ -182,20 +182,29 @@ def next_token_bars(
     *,
     labels: tuple[str, str] = ("before", "after"),
     top: int = 5,
+    least: float = 0.01,
+    limit: float | None = None,
 ) -> Figure:
     """The likeliest next tokens, two bars a token: what a change somewhere else did to a prediction.
 
-    ``before`` and ``after`` map tokens to probabilities; the ``top`` tokens of either, ordered by ``before``, are
-    drawn.
+    Args:
+        before, after: probabilities by token.
+        labels: their names.
+        top: the first so many tokens of either are drawn, ordered by ``before``.
+        least: tokens below it in both are left out, except the likeliest of each.
+        limit: end of the axis; by default it covers the bars.
     """
-    chosen = dict.fromkeys(token for p in (before, after) for token in sorted(p, key=lambda t: -p[t])[:top])
+    ranked = {name: sorted(p, key=lambda t: -p[t])[:top] for name, p in (("before", before), ("after", after))}
+    chosen = dict.fromkeys(token for tokens in ranked.values() for token in tokens)
     if not chosen:
         raise ValueError("before and after are empty: expected probabilities by token")
     for name, p in (("before", before), ("after", after)):
         missing = [token for token in chosen if token not in p]
         if missing:
             raise ValueError(f"{name} has no probability for {missing[0]!r}: give both the probabilities of all tokens")
-    tokens = sorted(chosen, key=lambda t: (-before[t], -after[t]))
+    first = {tokens[0] for tokens in ranked.values() if tokens}
+    drawn = [token for token in chosen if token in first or max(before[token], after[token]) >= least]
+    tokens = sorted(drawn, key=lambda t: (-before[t], -after[t]))
     with style():
         fig = new_figure(1.0 + 0.4 * len(tokens))
         ax = fig.subplots()
@@ -211,6 +220,8 @@ def next_token_bars(
         ax.set_ylabel("next token")
         ax.set_xlabel("probability")
         ax.margins(x=0.12)
+        if limit is not None:
+            ax.set_xlim(0, limit * 1.09)
         ax.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{100 * x:g}%"))
         fig.legend(loc="outside upper left", ncols=2)

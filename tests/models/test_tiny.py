@@ -95,6 +95,14 @@ def test_errors_name_the_argument_and_the_remedy(model: TinyMamba, pack: torch.T
         model(pack[0])
     with pytest.raises(ValueError, match="boundaries: they cover 9 tokens, input_ids has 16"):
         model(pack, Boundaries.from_lengths([4, 5]))
+    with pytest.raises(ValueError, match="input_ids: expected a tensor of ids, got list"):
+        model([[1, 2]])
+    with pytest.raises(ValueError, match=r"got torch.float32 \[1, 2\]"):
+        model(torch.ones(1, 2))
+    with pytest.raises(ValueError, match="ids run from 3 to 50, the vocabulary from 0 to 49"):
+        model(torch.tensor([[3, 50]]))
+    with pytest.raises(ValueError, match=r"boundaries: expected Boundaries, got torch\.int32"):
+        model(pack, torch.tensor([0, 16], dtype=torch.int32))
     with pytest.raises(ValueError, match="boundaries: a sequence runs into row 1"):
         model(pack.view(2, 8), Boundaries.from_lengths(LENGTHS))
 
@@ -137,3 +145,10 @@ def test_training_uses_one_thread_and_gives_the_others_back(model: TinyMamba) ->
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_batch_without_targets_has_loss_and_gradient_zero(model: TinyMamba) -> None:
+    loss = batch_loss(model, pad_collate([torch.tensor([3]), torch.tensor([4])], pad_id=0))
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())

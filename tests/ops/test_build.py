@@ -236,3 +236,30 @@ def test_the_error_crosses_process_boundaries() -> None:
     error = NativeUnavailable("a library", "a reason", "a remedy")
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.why, copy.remedy) == (str(error), "a reason", "a remedy")
+
+
+def test_a_full_disk_blames_the_cache_and_tries_the_next(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler fails either way; whose fault it is decides the remedy."""
+    workshop.write("broken", BROKEN)
+    full = tmp_path / "full"
+    monkeypatch.setattr(build, "_full", lambda root: root == full)
+    with pytest.raises(NativeUnavailable, match=r"no space left(.|\n)*MAMBA_LAB_CACHE"):
+        build_library("broken", roots=[full])
+    with pytest.raises(NativeUnavailable, match="failed with exit code"):
+        build_library("broken", roots=[full, tmp_path / "roomy"])
+
+
+def test_the_space_of_a_cache_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not build._full(tmp_path)
+    monkeypatch.setattr(build, "SMALLEST_SPACE", 1 << 62)
+    assert build._full(tmp_path)
+    assert not build._full(tmp_path / "missing")
+
+
+def test_a_cxx_that_cannot_be_read_is_named(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    workshop.write("plain", PLAIN)
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(NativeUnavailable, match=r"CXX is .* cannot be read (.|\n)*unset CXX"):
+        build_library("plain", roots=[workshop.private])

@@ -271,3 +271,31 @@ def test_one_folder_named_twice_is_one_cache(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MAMBA_LAB_CACHE", str(tmp_path / "mamba_lab"))
     assert cache.cache_roots() == [tmp_path / "mamba_lab"]
+
+
+@pytest.mark.parametrize("value", ["~nosuchuser/cache", "file"])
+def test_a_shared_cache_that_cannot_be_used_is_said_once_and_left_out(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MAMBA_LAB_CACHE", value if value.startswith("~") else str(tmp_path / value))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "private"))
+    cache.log_once.cache_clear()
+    with caplog.at_level("WARNING", logger="mamba_lab"):
+        assert cache.cache_roots() == cache.cache_roots() == [tmp_path / "private" / "mamba_lab"]
+    assert len(caplog.messages) == 1
+    assert "MAMBA_LAB_CACHE" in caplog.text
+
+
+def test_a_shared_cache_that_may_not_be_entered_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setenv("MAMBA_LAB_CACHE", str(tmp_path / "closed"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "private"))
+    monkeypatch.setattr(Path, "exists", forbidden)
+    cache.log_once.cache_clear()
+    assert cache.cache_roots() == [tmp_path / "private" / "mamba_lab"]
+    assert "Permission denied" in caplog.text
