@@ -152,9 +152,10 @@ def load_corpus(
     Args:
         name_or_path: ``docs``, ``code``, ``code-modules`` or ``chat``; or a ``.jsonl`` file (one object a line), a
             ``.parquet`` file, a ``.txt`` file (one document), a folder of those; or ``owner/name`` of a data set on the
-            Hugging Face hub, of which the split ``train`` is read.
-        on_error: ``raise`` stops at the first document that cannot be read and says where and why. ``skip`` leaves it
-            out and counts it in ``skipped``.
+            Hugging Face hub, of which the split ``train`` is read. A folder is read with the folders in it, but not
+            what is hidden there: files and folders whose names begin with a dot. Links to folders are not followed.
+        on_error: ``raise`` stops at the first document, file or folder that cannot be read and says where and why.
+            ``skip`` leaves it out and counts it in ``skipped``.
         text_field: the field, or column, that holds the text, or a conversation as a list of {"role", "content"}.
         streaming: give the documents one at a time instead of keeping them all: a :class:`CorpusStream`.
         max_line_bytes: a longer line of jsonl cannot be read.

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import re
+import stat
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -51,6 +52,7 @@ class FileReader:
         text_field: the field, or column, that holds the text, or a conversation as a list of {"role", "content"}.
         skip: leave out what cannot be read and count it in `skipped`; otherwise it raises ValueError.
         skipped: where what is left out is counted. Files of another kind in a folder are counted here in either case.
+            Hidden files and folders in it, whose names begin with a dot, are not looked at and not counted.
         max_line_bytes: a longer line of jsonl is an error, so that a damaged file cannot fill the memory.
     """
 
@@ -63,35 +65,57 @@ class FileReader:
 
     def __iter__(self) -> Iterator[Document]:
         path = Path(self._path)
-        if path.is_dir():
+        if os.path.isdir(path):
             yield from self._folder(path)
-        elif path.is_file():
+        elif os.path.lexists(path) or not is_hub_id(self._path):
             yield from self._file(path)
         else:
-            yield from self._rows(self._path, lambda: _open_hub(self._path))
+            try:
+                yield from self._rows(self._path, lambda: _open_hub(self._path))
+            except _Unreadable as error:
+                raise ValueError(f"{self._path}: {error}") from error
 
     def _folder(self, folder: Path) -> Iterator[Document]:
         # Sorted, so that the order is the same on every file system.
-        files = sorted(p for p in folder.rglob("*") if p.is_file() and not p.name.startswith("."))
+        files = sorted(self._files_below(folder))
         if not any(p.suffix in SUFFIXES for p in files):
             raise ValueError(
-                f"{folder}: the folder has no {', '.join(SUFFIXES)} file. Put one document a .txt file there, or jsonl."
+                f"{folder}: the folder has no {', '.join(SUFFIXES)} file ({self._skipped}; hidden ones are not read). "
+                "Put one document a .txt file there, or jsonl."
             )
         for path in files:
-            if path.suffix in SUFFIXES:
+            # What is no regular file goes to _file too, which says why.
+            if path.suffix in SUFFIXES or not os.path.isfile(path):
                 yield from self._file(path)
             else:
                 self._skipped.add(f"not a {', '.join(SUFFIXES)} file", str(path))
 
+    def _files_below(self, folder: Path) -> Iterator[Path]:
+        """Everything below `folder` that is no folder, and links to folders. Hidden files and folders are left out."""
+
+        def failed(error: OSError) -> None:
+            self._failed(_cannot_read(error), str(error.filename))
+
+        for root, folders, files in os.walk(folder, onerror=failed):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+            yield from (Path(root, name) for name in files + links if not name.startswith("."))
+
     def _file(self, path: Path) -> Iterator[Document]:
-        if path.suffix == ".jsonl":
-            yield from self._jsonl(path)
-        elif path.suffix == ".parquet":
-            yield from self._rows(str(path), lambda: _parquet_rows(path, self._text_field))
-        elif path.suffix == ".txt":
-            yield from self._text(path)
-        else:
-            raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}, or a folder of them.")
+        try:
+            _require_regular(path)
+            if path.suffix == ".jsonl":
+                yield from self._jsonl(path)
+            elif path.suffix == ".parquet":
+                yield from self._rows(str(path), lambda: _parquet_rows(path, self._text_field))
+            elif path.suffix == ".txt":
+                yield self._text(path)
+            else:
+                raise ValueError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}, or a folder of them.")
+        except _Unreadable as error:
+            self._failed(error, str(path))
+        except OSError as error:
+            self._failed(_cannot_read(error), str(path))
 
     def _failed(self, error: _Unreadable, place: str) -> None:
         """Counts the error, or raises it with its place."""
@@ -101,12 +125,8 @@ class FileReader:
             ) from error
         self._skipped.add(error.reason, place)
 
-    def _text(self, path: Path) -> Iterator[Document]:
-        data = path.read_bytes().removeprefix(_BOM)
-        try:
-            yield Document(_checked(_decode(data)), path.name, str(path))
-        except _Unreadable as error:
-            self._failed(error, str(path))
+    def _text(self, path: Path) -> Document:
+        return Document(_checked(_decode(path.read_bytes().removeprefix(_BOM))), path.name, str(path))
 
     def _jsonl(self, path: Path) -> Iterator[Document]:
         with path.open("rb") as file:
@@ -152,7 +172,8 @@ class FileReader:
             except (ConnectionError, ImportError):
                 raise
             except Exception as error:  # pyarrow, fsspec and the hub each have their own
-                raise ValueError(f"{source}: cannot be read: {type(error).__name__}: {error}") from error
+                where = f" from row {number} on" if number else ""
+                raise _cannot_read(error, where) from error
             try:
                 document = self._document(record, f"{Path(source).name}:{number}", source)
             except _Unreadable as error:
@@ -207,6 +228,23 @@ def _rest_of_line(file: BinaryIO) -> int:
         if piece.endswith(b"\n"):
             break
     return length
+
+
+def _cannot_read(error: Exception, where: str = "") -> _Unreadable:
+    why = error.strerror if isinstance(error, OSError) else None
+    return _Unreadable("cannot be read", f"{where}: {why or f'{type(error).__name__}: {error}'}")
+
+
+def _require_regular(path: Path) -> None:
+    """Raises _Unreadable for a link to nothing or to a folder, and for a pipe, whose opening would wait for ever."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise _Unreadable("a link to a file that is not there" if path.is_symlink() else "no longer there") from error
+    if stat.S_ISDIR(mode):
+        raise _Unreadable("a link to a folder, which is not followed")
+    if not stat.S_ISREG(mode):
+        raise _Unreadable("a pipe, socket or device and no file")
 
 
 def _library(name: str) -> Any:

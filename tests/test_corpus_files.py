@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -128,8 +131,10 @@ def test_a_text_file_is_one_document(tmp_path: Path) -> None:
 
 def test_a_folder_is_read_in_order_and_other_files_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # File systems list a folder in any order; here the wrong one.
-    listed = Path.rglob
-    monkeypatch.setattr(Path, "rglob", lambda self, pattern: iter(sorted(listed(self, pattern), reverse=True)))
+    walk = os.walk
+    monkeypatch.setattr(
+        os, "walk", lambda *a, **k: [(r, d, sorted(f, reverse=True)) for r, d, f in reversed(list(walk(*a, **k)))]
+    )
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_text("second")
     (tmp_path / "a.jsonl").write_text('{"text": "first"}\n')
@@ -145,6 +150,95 @@ def test_a_folder_is_read_in_order_and_other_files_are_counted(tmp_path: Path, m
         load_corpus(empty)
 
 
+def test_hidden_files_and_folders_are_not_read(tmp_path: Path) -> None:
+    for hidden in (".git", ".ipynb_checkpoints", "sub/.cache/deep"):
+        (tmp_path / hidden).mkdir(parents=True)
+        (tmp_path / hidden / "a.txt").write_text("hidden")
+    (tmp_path / ".secret.txt").write_text("hidden")
+    with pytest.raises(ValueError, match="hidden ones are not read"):
+        load_corpus(tmp_path)
+    (tmp_path / "sub" / "b.txt").write_text("seen")
+    corpus = load_corpus(tmp_path)
+    assert (corpus.texts, corpus.skipped.count) == (["seen"], 0)
+    # The folder that was asked for may be hidden itself.
+    assert load_corpus(tmp_path / ".git").texts == ["hidden"]
+
+
+def _broken_link(path: Path) -> None:
+    path.symlink_to("nowhere.txt")
+
+
+def _link_to_itself(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def _folder_link(path: Path) -> None:
+    path.symlink_to(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (_broken_link, "a link to a file that is not there"),
+        (_link_to_itself, "cannot be read"),
+        (_folder_link, "a link to a folder, which is not followed"),
+        (os.mkfifo, "a pipe, socket or device and no file"),
+    ],
+)
+@pytest.mark.parametrize("name", ["b.txt", "b"])
+def test_what_is_no_file_is_counted_or_raises(
+    tmp_path: Path, make: Callable[[Path], None], reason: str, name: str
+) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "c.txt").write_text("two")
+    make(tmp_path / name)
+    corpus = load_corpus(tmp_path, on_error="skip")
+    assert corpus.texts == ["one", "two"]
+    assert corpus.skipped.places == {reason: [str(tmp_path / name)]}
+    with pytest.raises(ValueError, match=rf"{name}: {reason}"):
+        load_corpus(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["b.txt", "b.jsonl", "b.parquet", "sub"])
+def test_without_permission_is_counted_or_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    # Root may read everything, so the system's answer is given here.
+    open_file, list_folder = Path.open, os.scandir
+
+    def refuse(call: Callable[..., object]) -> Callable[..., object]:
+        def answer(path: str | Path, *rest: object, **options: object) -> object:
+            if Path(path) == tmp_path / name:
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return call(path, *rest, **options)
+
+        return answer
+
+    (tmp_path / "a.txt").write_text("one")
+    if name == "sub":
+        (tmp_path / name).mkdir()
+    else:
+        (tmp_path / name).write_text("x")
+    monkeypatch.setattr(Path, "open", refuse(open_file))
+    monkeypatch.setattr(os, "scandir", refuse(list_folder))
+    corpus = load_corpus(tmp_path, on_error="skip")
+    assert corpus.texts == ["one"]
+    assert corpus.skipped.places == {"cannot be read": [str(tmp_path / name)]}
+    for path in (tmp_path, tmp_path / name):
+        with pytest.raises(ValueError, match=rf"{name}: cannot be read: Permission denied"):
+            load_corpus(path)
+
+
+def test_a_file_gone_between_two_passes_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    stream = load_corpus(path, streaming=True)
+    assert len(list(stream)) == 1
+    path.unlink()
+    with pytest.raises(ValueError, match=r"a\.txt: no longer there"):
+        list(stream)
+
+
 def test_parquet(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -158,8 +252,9 @@ def test_parquet(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"row 0: there is no field 'body'; there is 'text', 'n'"):
         load_corpus(path, text_field="body")
     path.write_bytes(b"PAR1 no table")
-    with pytest.raises(ValueError, match=r"table\.parquet: cannot be read"):
-        load_corpus(path, on_error="skip")
+    with pytest.raises(ValueError, match=r"table\.parquet: cannot be read: ArrowInvalid"):
+        load_corpus(path)
+    assert load_corpus(path, on_error="skip").skipped.reasons == {"cannot be read": 1}
 
 
 @pytest.mark.parametrize(
@@ -171,6 +266,22 @@ def test_a_parquet_name_is_no_pattern(tmp_path: Path, name: str) -> None:
         with (tmp_path / f"{stem}.parquet").open("wb") as file:
             parquet.write_table(pa.table({"text": [text]}), file)
     assert load_corpus(tmp_path / f"{name}.parquet").texts == ["asked for"]
+
+
+def test_a_damaged_parquet_file_keeps_the_rows_before(tmp_path: Path) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "table.parquet"
+    texts = [f"row {i} " * 50 for i in range(2048)]
+    parquet.write_table(pa.table({"text": texts}), path, row_group_size=1024, compression="none", use_dictionary=False)
+    data = bytearray(path.read_bytes())
+    start = parquet.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    data[start : start + 2000] = b"\xff" * 2000
+    path.write_bytes(data)
+    corpus = load_corpus(path, on_error="skip")
+    assert corpus.texts == texts[:1024]
+    assert corpus.skipped.places == {"cannot be read": [str(path)]}
+    with pytest.raises(ValueError, match=r"table\.parquet: cannot be read from row 1024 on: "):
+        load_corpus(path)
 
 
 def test_parquet_columns_and_types(tmp_path: Path) -> None:
