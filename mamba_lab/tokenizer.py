@@ -28,6 +28,8 @@ PAD = "<|pad|>"
 ROLES = ("user", "assistant", "system")
 
 _ESCAPED_BYTE = re.compile("([\udc80-\udcff])")
+# No leading space, runs of spaces, both line ends, capitals, an accent in two characters, one beyond 16 bits, a token.
+_PROBE = "A  b\t\r\n\n E\u0301 \N{GRINNING FACE} 12.5 " + END + " "
 _INT32 = np.dtype(np.int32)
 
 
@@ -54,6 +56,14 @@ class Tokenizer:
 
     def __init__(self, backend: _Backend, source: str) -> None:
         self._backend = backend
+        # A file may carry these over from training; they would cut texts off, or add tokens to a batch, in silence.
+        backend.no_truncation()
+        backend.no_padding()
+        if backend.normalizer is not None:
+            raise ValueError(
+                f"{source} has a normalizer ({type(backend.normalizer).__name__}), which changes the text before it is "
+                'encoded. Set "normalizer" to null in the file, or use the shipped tokenizer.'
+            )
         # The special tokens are in the vocabulary, but text may not name them.
         backend.encode_special_tokens = True
         self.vocab_size: int = backend.get_vocab_size()
@@ -63,6 +73,11 @@ class Tokenizer:
         self.role_ids = {role: self._special_id(role_token(role), source) for role in ROLES}
         self._bytes = [self._token_bytes(i, source) for i in range(self.vocab_size)]
         self._byte_ids = self._single_bytes(source)
+        if (back := self.decode(self.encode(_PROBE))) != _PROBE:
+            raise ValueError(
+                f"{source} changes the text: {_PROBE!r} comes back as {back!r}. Its pre_tokenizer must keep every "
+                'character and have "add_prefix_space": false; or use the shipped tokenizer.'
+            )
 
     def _special_id(self, token: str, source: str) -> int:
         found = self._backend.token_to_id(token)
@@ -189,12 +204,12 @@ class Tokenizer:
 def load_tokenizer(path: str | Path | None = None) -> Tokenizer:
     """The shipped tokenizer, or the one in `path`: a ``tokenizer.json`` of the `tokenizers` library, byte-level.
 
-    The shipped one is read once per process.
+    The shipped one is read once per process. Truncation and padding set in a file are turned off.
 
     Raises:
         ImportError: the `tokenizers` library is missing; the message names the remedy.
         FileNotFoundError: there is no such file.
-        ValueError: the file is no tokenizer, not byte-level, or lacks the special tokens.
+        ValueError: the file is no tokenizer, not byte-level, changes the text, or lacks the special tokens.
     """
     return _load(str(data_dir() / "tokenizer.json" if path is None else path))
 

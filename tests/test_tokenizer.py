@@ -145,6 +145,58 @@ def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path: Path) -> No
         load_tokenizer(path)
 
 
+def _changed(path: Path, **entries: object) -> Path:
+    """The shipped tokenizer's file with other entries."""
+    spec = json.loads((data_dir() / "tokenizer.json").read_text("utf-8"))
+    path.write_text(json.dumps({**spec, **entries}), "utf-8")
+    return path
+
+
+def test_truncation_and_padding_in_a_file_are_off(tmp_path: Path) -> None:
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    pad = {
+        "strategy": {"Fixed": 9},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": PAD,
+    }
+    texts = ["The dog is hungry", "a"]
+    shipped = load_tokenizer().encode_batch(texts)
+    for name, entries in [("cut", {"truncation": cut}), ("pad", {"padding": pad})]:
+        tokenizer = load_tokenizer(_changed(tmp_path / f"{name}.json", **entries))
+        assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == [ids.tolist() for ids in shipped]
+        assert [tokenizer.encode(text) for text in texts] == [ids.tolist() for ids in shipped]
+
+
+@pytest.mark.parametrize(
+    "normalizer", [{"type": "Lowercase"}, {"type": "NFC"}, {"type": "Sequence", "normalizers": []}]
+)
+def test_a_normalizer_is_refused(tmp_path: Path, normalizer: dict[str, object]) -> None:
+    path = _changed(tmp_path / "lower.json", normalizer=normalizer)
+    with pytest.raises(ValueError, match=r'lower\.json has a normalizer \(\w+\).*Set "normalizer" to null'):
+        load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    "pre_tokenizer",
+    [
+        {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "WhitespaceSplit"},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            ],
+        },
+    ],
+)
+def test_a_pre_tokenizer_that_changes_the_text_is_refused(tmp_path: Path, pre_tokenizer: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"pre\.json changes the text: 'A  b"):
+        load_tokenizer(_changed(tmp_path / "pre.json", pre_tokenizer=pre_tokenizer))
+
+
 @pytest.mark.parametrize("word", ["a", "▁a"])
 def test_a_tokenizer_that_is_not_byte_level_is_refused(tmp_path: Path, word: str) -> None:
     from tokenizers import Tokenizer, models
