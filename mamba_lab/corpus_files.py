@@ -157,6 +157,8 @@ class FileReader:
             record = json.loads(text)
         except json.JSONDecodeError as error:
             raise _Unreadable("the line is not valid JSON", f" ({error.msg} at column {error.colno})") from error
+        except ValueError as error:  # an integer with more digits than Python converts
+            raise _Unreadable("the line has a number that is too long", f" ({error})") from error
         except RecursionError as error:
             raise _Unreadable("the line is not valid JSON", " (nested too deeply)") from error
         return self._document(record, f"{path.name}:{number}", str(path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +105,17 @@ def test_blank_lines_and_a_byte_order_mark_are_no_documents(tmp_path: Path) -> N
     assert corpus.texts == ["a", "b"]
     assert corpus[1].id == "bom.jsonl:4"
     assert corpus.skipped.count == 0
+
+
+@pytest.mark.skipif(not hasattr(sys, "set_int_max_str_digits"), reason="this Python converts any number of digits")
+def test_a_number_of_too_many_digits_is_counted_or_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "one"}\n{"text": "two", "n": %s}\n{"text": "three"}\n' % ("9" * 5000))
+    corpus = load_corpus(path, on_error="skip")
+    assert corpus.texts == ["one", "three"]
+    assert corpus.skipped.reasons == {"the line has a number that is too long": 1}
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: the line has a number that is too long"):
+        load_corpus(path)
 
 
 def test_text_field_reads_another_field_and_conversations(tmp_path: Path) -> None:
