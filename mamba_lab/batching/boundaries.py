@@ -43,6 +43,10 @@ class Boundaries:
                 f"cu_seqlens is on {self.cu_seqlens.device} and order on {self.order.device}: "
                 f"move both to the batch's device."
             )
+        for name in ("n_tokens", "n_sequences", "max_seqlen"):
+            as_int(getattr(self, name), name, minimum=0)
+        if self.cu_seqlens.is_meta:
+            raise ValueError("cu_seqlens is on meta and has no values to check. Build it on the CPU, then .to('meta').")
         both = torch.cat((self.cu_seqlens, self.order)).cpu().numpy()
         cu, order = both[: self.cu_seqlens.numel()], both[self.cu_seqlens.numel() :]
         lengths = _checked_lengths(cu, self.n_tokens)
@@ -241,19 +245,16 @@ def _checked_lengths(cu: IntArray, n_tokens: int | None) -> IntArray:
     return lengths
 
 
-def _to_host(values: IntsLike, name: str) -> IntArray:
-    return as_host_ints(values.detach().cpu() if isinstance(values, torch.Tensor) else values, name)
+def _to_host(values: IntsLike, name: str, *, rows: bool = False) -> IntArray:
+    if isinstance(values, torch.Tensor) and not values.is_meta:
+        values = values.detach().cpu()
+    return as_host_ints(values, name, rows=rows)
 
 
 def _rows(values: IntsLike, name: str) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
     """Flatten [T] or [B, L] on the host; the second value is L, or 0 when there are no rows to respect."""
-    values = values if isinstance(values, torch.Tensor) else np.asarray(values)
-    if values.ndim not in (1, 2):
-        raise ValueError(f"{name} must be [T] or [B, L], got shape {tuple(values.shape)}.")
-    width = int(values.shape[1]) if values.ndim == 2 else 0
-    if isinstance(values, np.ndarray) and values.size == 0 and values.dtype == np.float64:
-        values = values.astype(np.int64)  # np.asarray([]) is float64
-    return _to_host(values.reshape(-1), name).astype(np.int64), width
+    host = _to_host(values, name, rows=True)
+    return host.reshape(-1).astype(np.int64), int(host.shape[1]) if host.ndim == 2 else 0
 
 
 def _place(place: int, width: int) -> str:
@@ -261,7 +262,7 @@ def _place(place: int, width: int) -> str:
 
 
 def _padding_mask(padding: Sequence[bool] | np.ndarray[Any, Any] | int, n: int) -> np.ndarray[Any, Any] | None:
-    if np.ndim(padding) == 0:
+    if not isinstance(padding, list | tuple) and np.ndim(padding) == 0:
         count = as_int(padding, "padding", minimum=0)
         if count > n:
             raise ValueError(f"padding is {count}, but there are only {n} sequences.")

@@ -59,6 +59,8 @@ def bucket_by_length(lengths: IntsLike, n_buckets: int = 8, *, max_spread: int |
     if len(host) == 0:
         return Buckets(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     ranked = np.sort(host)
+    # With a bucket a sample nothing is left to split.
+    n_buckets = min(n_buckets, len(ranked))
     # The quantile edges are lengths that occur, so the smallest length of each bucket is its lower edge.
     lower = np.unique(ranked[np.arange(n_buckets) * len(ranked) // n_buckets])
     if max_spread is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ._checks import INT32_MAX, IntsLike, as_host_ints, as_int
+from ._checks import INT32_MAX, IntsLike, as_host_ints, as_int, shown
 from ._log import log_once
 from .batch import IGNORE, Batch
 from .boundaries import Boundaries
@@ -49,6 +49,9 @@ def pack_collate(
         ValueError: a row or a sequence outside the plan or data set, a piece outside its sequence, ids that are no
             integers or negative, targets of another length.
     """
+    if not isinstance(plan, PackingPlan):
+        raise ValueError(f"plan must be a PackingPlan, got {shown(plan)}. Make one with chunk_fixed or from_bins.")
+    sequences = _as_sequences(sequences, "sequences")
     chosen = np.arange(plan.n_bins) if rows is None else as_host_ints(rows, "rows").astype(np.int64)
     if (bad := np.flatnonzero((chosen < 0) | (chosen >= plan.n_bins))).size:
         raise ValueError(f"rows[{bad[0]}] is {chosen[bad[0]]}, but the plan has bins 0 to {plan.n_bins - 1}.")
@@ -100,10 +103,11 @@ def pad_collate(
     Raises:
         ValueError: an index outside ``sequences``, ids that are no integers or negative, targets of another length.
     """
+    sequences = _as_sequences(sequences, "sequences")
     chosen = np.arange(len(sequences)) if indices is None else as_host_ints(indices, "indices").astype(np.int64)
     if (bad := np.flatnonzero((chosen < 0) | (chosen >= len(sequences)))).size:
         raise ValueError(f"indices[{bad[0]}] is {chosen[bad[0]]}, but there are {len(sequences)} sequences.")
-    lengths = np.array([len(sequences[i]) for i in chosen.tolist()], np.int64)
+    lengths = np.array([_length(sequences[i], f"sequences[{i}]") for i in chosen.tolist()], np.int64)
     return _fill(
         sequences,
         targets,
@@ -134,6 +138,7 @@ def _fill(
     pad_id = as_int(pad_id, "pad_id", minimum=0)
     if n_rows * width > INT32_MAX:
         raise ValueError(f"{n_rows} rows of {width} positions exceed the int32 limit {INT32_MAX}. Use fewer rows.")
+    targets = None if targets is None else _as_sequences(targets, "targets")
     if targets is not None and len(targets) != len(sequences):
         raise ValueError(f"targets has {len(targets)} entries and sequences {len(sequences)}: one for each is needed.")
     length = stop - start
@@ -181,6 +186,29 @@ def _fill(
         n_target_tokens=int(np.count_nonzero(labels != IGNORE)),
         max_seqlen=int(row_length.max(initial=0)),
     )
+
+
+def _as_sequences(values: Sequence[IntsLike], name: str) -> Sequence[IntsLike]:
+    """``values`` where it is indexed by place and knows its size. A data set stays where it is."""
+    if hasattr(values, "iloc"):  # A pandas Series is indexed by its labels.
+        return list(values)
+    usable = hasattr(values, "__getitem__") and hasattr(values, "__len__")
+    if not usable or isinstance(values, str | bytes | Mapping) or getattr(values, "ndim", 1) == 0:
+        raise ValueError(
+            f"{name} must be a list of token sequences, each a list, array or tensor of integers, got {shown(values)}. "
+            f"Make a list of an iterator; put a single sequence in a list."
+        )
+    return values
+
+
+def _length(values: IntsLike, name: str) -> int:
+    try:
+        return len(values)
+    except TypeError:
+        raise ValueError(
+            f"{name} must be a list, array or tensor of token ids, got {shown(values)}. "
+            f"Put a single sequence in a list: [sequence]."
+        ) from None
 
 
 def _whole_rows(

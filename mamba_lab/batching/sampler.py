@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from ._checks import IntsLike, as_int, as_lengths
+from ._checks import IntsLike, as_int, as_lengths, as_share, shown
 from ._epoch import Budget, EpochPlan, permutation, plan_epoch
 from .bucketing import Buckets, bucket_by_length
 
@@ -59,15 +59,13 @@ class TokenBudgetSampler(torch.utils.data.Sampler[list[int]]):
     ) -> None:
         self.lengths = as_lengths(lengths)
         self.max_tokens = as_int(max_tokens, "max_tokens", minimum=1)
-        self.max_padding = float(max_padding)
+        self.max_padding = as_share(max_padding, "max_padding", " (1 switches it off)")
         self.seed = as_int(seed, "seed", minimum=0)
         self.world_size = as_int(world_size, "world_size", minimum=1)
         self.rank = as_int(rank, "rank", minimum=0)
         self.order = order
         if self.rank >= self.world_size:
             raise ValueError(f"rank is {rank}, but world_size {world_size} has ranks 0 to {self.world_size - 1}.")
-        if not 0 <= self.max_padding <= 1:
-            raise ValueError(f"max_padding must lie between 0 and 1 (1 switches it off), got {max_padding}.")
         if order not in ORDERS:
             raise ValueError(f"order must be one of {', '.join(map(repr, ORDERS))}, got {order!r}.")
         n = len(self.lengths)
@@ -136,6 +134,8 @@ class TokenBudgetSampler(torch.utils.data.Sampler[list[int]]):
         Raises:
             ValueError: the state belongs to other lengths or settings (then nothing changes), or is incomplete.
         """
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state must be what TokenBudgetSampler.state_dict returned, got {shown(state)}.")
         if missing := [key for key in ("epoch", "step", *self._settings) if key not in state]:
             raise ValueError(f"state has no {', '.join(missing)}: it does not come from TokenBudgetSampler.state_dict.")
         wrong = [

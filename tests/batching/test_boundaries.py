@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -132,6 +134,19 @@ def test_bad_seq_idx(seq_idx: object, message: str) -> None:
         Boundaries.from_seq_idx(seq_idx)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("build", [Boundaries.from_seq_idx, Boundaries.from_position_indices])
+def test_rows_are_checked_before_their_values(build: Callable[[object], Boundaries]) -> None:
+    for bad, message in (
+        ([[0], [0, 1]], "rows of equal length"),
+        ([[[0]]], r"must be \[T\] or \[B, L\], got shape \(1, 1, 1\)"),
+        ([[0, True]], r"got a bool \(\w+\[0\]\[1\] is True\)"),
+        ([[0, 0.5]], r"\w+\[0, 1\] is 0\.5"),
+        (torch.zeros(2, dtype=torch.int32, device="meta"), "tensor on meta, which has no values"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(bad)
+
+
 def test_rows_of_seq_idx_may_start_over() -> None:
     made = Boundaries.from_seq_idx(torch.tensor([[0, 0, 1], [0, 1, 1]], dtype=torch.int32))
     assert made.lengths.tolist() == [2, 1, 1, 2]
@@ -145,6 +160,19 @@ def test_rows_of_seq_idx_may_start_over() -> None:
         ([3, 1.5], 0, r"lengths must hold integers.*lengths\[1\] is 1\.5"),
         ([[1]], 0, r"lengths must have one dimension"),
         ([True], 0, r"lengths must hold integers"),
+        ([True, 3], 0, r"lengths must hold integers, got a bool \(lengths\[0\] is True\)"),
+        ([2, np.bool_(True)], 0, r"got a bool \(lengths\[1\]"),
+        ([2, torch.tensor(True)], 0, r"got a bool \(lengths\[1\]"),
+        ([[1], [1, 2]], 0, r"lengths must be a list.*rows of equal length"),
+        ([2, 2**63], 0, r"lengths\[1\] is 9223372036854775808"),
+        ([-1, 2**63], 0, r"lengths\[1\] is 9223372036854775808, outside int64"),
+        ([2, 2**70], 0, r"lengths\[1\] is 1180591620717411303424, outside int64"),
+        (np.array([1, 2**63], np.uint64), 0, r"lengths\[1\] is 9223372036854775808, above the int64 limit"),
+        (torch.tensor([1.0, 2.5], dtype=torch.bfloat16), 0, r"got torch.bfloat16 \(lengths\[1\] is 2\.5\)"),
+        (torch.tensor([1, 2]).to_sparse(), 0, "lengths must be a plain dense tensor"),
+        (np.ma.array([1, 2], mask=[0, 1]), 0, "lengths must be a plain array, got a masked array"),
+        (None, 0, "lengths must be a list.*got None"),
+        ("12", 0, "lengths must be a list.*got '12'"),
         ([2**31], 0, r"lengths\[0\] is 2147483648.*int32"),
         ([2**30, 2**30], 0, r"add up to 2147483648 tokens.*smaller batches"),
         (torch.zeros(2, dtype=torch.int64, device="meta"), 0, r"must lie on the host, got a tensor on meta"),
@@ -168,6 +196,10 @@ def test_the_constructor_checks_values_too() -> None:
         ((ints(0, 2), torch.zeros(1), 2, 1, 2), "order must be an int32 tensor"),
         ((ints(0, 2), ints(0).to("meta"), 2, 1, 2), "cu_seqlens is on cpu and order on meta"),
         ((ints(0, 2), ints(0), 3, 1, 2), "but there are 3 tokens"),
+        ((ints(0, 2), ints(0), None, 1, 2), "n_tokens must be an integer of at least 0, got None"),
+        ((ints(0, 2), ints(0), 2, 1.0, 2), "n_sequences must be an integer of at least 0, got 1.0"),
+        ((ints(0, 2), ints(0), 2, 1, True), "max_seqlen must be an integer"),
+        ((ints(0, 2).to("meta"), ints(0).to("meta"), 2, 1, 2), "cu_seqlens is on meta"),
         ((ints(0, 2), ints(0), 2, 2, 2), "n_sequences is 2"),
         ((ints(0, 2, 4), ints(1, 1), 4, 2, 2), "order must hold each of"),
         ((ints(0, 2), ints(0), 2, 1, 3), "max_seqlen is 3"),

@@ -41,6 +41,11 @@ def test_quantiles_of_the_published_lengths() -> None:
     assert set(made.edges) <= set(limited.edges)
 
 
+def test_more_buckets_than_samples_cost_nothing() -> None:
+    assert bucket_by_length([5, 9, 7], 10**18).edges.tolist() == [5, 7, 9, 10]
+    assert bucket_by_length([5, 9, 7], 2**70).bucket_of.tolist() == [0, 2, 1]
+
+
 def test_a_long_tail_makes_no_empty_buckets() -> None:
     made = bucket_by_length([5, 6, 7, 70_000], 1, max_spread=10)
     assert made.bucket_of.tolist() == [0, 0, 0, 1]

@@ -191,6 +191,14 @@ def test_arrays_and_tensors_of_any_integer_type(dtype: object) -> None:
         ({"sequences": [[1, -5]], "pad_id": 0}, r"sequences\[0\] holds -5"),
         ({"sequences": [[1], [2.5]], "pad_id": 0}, r"sequences\[1\] must hold integers"),
         ({"sequences": [[[1]]], "pad_id": 0}, r"sequences\[0\] must have one dimension"),
+        ({"sequences": [5, 6], "pad_id": 0}, r"sequences\[0\] must be a list.*got 5\. Put a single sequence in a list"),
+        ({"sequences": [[1], None], "pad_id": 0}, r"sequences\[1\] must be a list.*got None"),
+        ({"sequences": iter([[1]]), "pad_id": 0}, "sequences must be a list of token.*Make a list of an iterator"),
+        ({"sequences": torch.tensor(3), "pad_id": 0}, r"sequences must be a list of token.*got tensor\(3\)"),
+        ({"sequences": {0: [1]}, "pad_id": 0}, "sequences must be a list of token"),
+        ({"sequences": [[1]], "pad_id": 0, "targets": 5}, "targets must be a list of token.*got 5"),
+        ({"sequences": [[1]], "pad_id": 0, "targets": [5]}, r"targets\[0\] must be a list.*got 5"),
+        ({"sequences": [torch.zeros(2, dtype=torch.bfloat16)], "pad_id": 0}, r"sequences\[0\].* got torch.bfloat16"),
         ({"sequences": [[1]], "pad_id": -1}, "pad_id must be at least 0"),
         ({"sequences": [[1]], "pad_id": None}, "pad_id must be an integer"),
         ({"sequences": [[1]], "pad_id": 0, "indices": [0, 1]}, r"indices\[1\] is 1, but there are 1"),
@@ -204,6 +212,32 @@ def test_arrays_and_tensors_of_any_integer_type(dtype: object) -> None:
 def test_bad_arguments(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pad_collate(**arguments)  # type: ignore[arg-type]
+
+
+class Labelled(list):  # type: ignore[type-arg]
+    """Like a pandas Series whose labels are not its places."""
+
+    iloc = True
+
+    def __getitem__(self, label: object) -> object:
+        raise KeyError(label)
+
+
+def test_a_series_is_read_by_place() -> None:
+    series = Labelled([[1, 2], [3]])
+    assert pad_collate(series, pad_id=0).input_ids.tolist() == [[1, 2], [3, 0]]
+    assert pad_collate(series, pad_id=0, targets=Labelled([[2, -100], [-100]])).targets[0].tolist() == [2, -100]
+    plan = PackingPlan.from_bins([[1, 0]], [2, 1], 3)
+    assert pack_collate(plan, series, pad_id=0).input_ids.tolist() == [[3, 1, 2]]
+
+
+def test_pack_collate_says_what_it_takes() -> None:
+    plan = PackingPlan.from_bins([[0]], [2], 3)
+    for bad in (None, [[0]]):
+        with pytest.raises(ValueError, match="plan must be a PackingPlan, got .*from_bins"):
+            pack_collate(bad, [[1, 2]], pad_id=0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"sequences\[0\] must be a list.*got 5"):
+        pack_collate(plan, [5, 6], pad_id=0)  # type: ignore[list-item]
 
 
 def test_a_plan_of_other_data_is_refused() -> None:

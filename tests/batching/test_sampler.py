@@ -222,6 +222,8 @@ def test_a_state_of_another_run_is_refused() -> None:
     for key, other in others.items():
         with pytest.raises(ValueError, match=rf"another run: .*{key} is "):
             good.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="state must be what TokenBudgetSampler.state_dict returned, got None"):
+        good.load_state_dict(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="state has no epoch, step"):
         good.load_state_dict({"seed": 0})
     with pytest.raises(ValueError, match="step is 999, but epoch 0 has"):
@@ -289,6 +291,10 @@ def test_case_15_a_data_loader_with_any_number_of_workers(workers: int) -> None:
         ([5], 10, {"world_size": 0}, "world_size must be at least 1"),
         ([5], 10, {"max_padding": 1.5}, "max_padding must lie between 0 and 1"),
         ([5], 10, {"max_padding": float("nan")}, "max_padding must lie between 0 and 1"),
+        ([5], 10, {"max_padding": None}, "max_padding must lie between 0 and 1.*got None"),
+        ([5], 10, {"max_padding": "0.3"}, "max_padding must lie between 0 and 1.*got '0.3'"),
+        ([5], 10, {"max_padding": [0.1]}, r"max_padding must lie between 0 and 1.*got \[0\.1\]"),
+        ([5], 10, {"max_padding": True}, "max_padding must lie between 0 and 1.*got True"),
         ([5], 10, {"order": "shuffled"}, "order must be one of 'random', 'sorted', 'none', got 'shuffled'"),
         ([5], 10, {"seed": -1}, "seed must be at least 0"),
         ([5], 10, {"n_buckets": 0}, "n_buckets must be at least 1"),
