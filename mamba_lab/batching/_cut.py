@@ -8,13 +8,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from ._checks import INT64_MAX
 from ._log import log_once
 
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 
 # How many samples may wait at once. A full waiting room closes the batch, which keeps the loop linear.
 WAITING_ROOM = 1024
-# Below this the Python loop takes about ten milliseconds, less than looking for the library.
+# Below this, in one stream (a bucket, or a sorted epoch), the Python loop takes about ten milliseconds, less than
+# looking for the library.
 NATIVE_FROM = 20_000
 
 
@@ -34,16 +36,32 @@ def cut_batches(lengths: Int64Array, max_tokens: int, max_padding: float) -> tup
         Places in the stream, batch after batch, int64 [n]; and where each batch starts in them, int64 [batches + 1].
     """
     if len(lengths) >= NATIVE_FROM and native_available():
-        tensors = torch.ops.mamba_lab.cut_token_budget(
-            torch.from_numpy(np.ascontiguousarray(lengths)), max_tokens, max_padding, WAITING_ROOM
-        )
-        return tensors[0].numpy(), tensors[1].numpy()
+        return cut_in_cpp(lengths, max_tokens, max_padding, WAITING_ROOM)
     return cut_in_python(lengths, max_tokens, max_padding, WAITING_ROOM)
+
+
+def cut_in_cpp(lengths: Int64Array, max_tokens: int, max_padding: float, room: int) -> tuple[Int64Array, Int64Array]:
+    """``csrc/cpu/token_budget.cpp``. ``native_available`` must have returned True.
+
+    Raises:
+        ValueError: ``lengths`` is no contiguous int64 array of one dimension.
+    """
+    # Checked here, because the C++ side checks nothing: on some hosts with torch 2.11 an exception thrown inside a
+    # function of the stable ABI ends the process. It reads the memory as int64, so nothing else may get there.
+    if not isinstance(lengths, np.ndarray) or lengths.dtype != np.int64 or lengths.ndim != 1:
+        got = f"{lengths.dtype} {list(lengths.shape)}" if hasattr(lengths, "dtype") else type(lengths).__name__
+        raise ValueError(f"lengths must be a NumPy int64 array of one dimension, got {got}.")
+    if not lengths.flags.c_contiguous:
+        raise ValueError("lengths must be contiguous. Use np.ascontiguousarray.")
+    order, offsets = torch.ops.mamba_lab.cut_token_budget(
+        torch.from_numpy(lengths), min(max_tokens, INT64_MAX), max_padding, room
+    )
+    return order.numpy(), offsets.numpy()
 
 
 def native_available() -> bool:
     """Whether the C++ loop can be used here; says once which loop is used and why."""
-    # Imported here: a data set below NATIVE_FROM samples needs no compiler and no cache.
+    # Imported here: streams below NATIVE_FROM samples need no compiler and no cache.
     from mamba_lab.ops.build import load_library
     from mamba_lab.ops.toolchain import NativeUnavailable
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,8 +59,7 @@ def as_lists(made: tuple[np.ndarray, np.ndarray]) -> list[list[int]]:
 def in_cpp(lengths: np.ndarray, max_tokens: int, max_padding: float, room: int) -> tuple[np.ndarray, np.ndarray]:
     if not _cut.native_available():
         pytest.skip("no C++ compiler here")
-    order, offsets = torch.ops.mamba_lab.cut_token_budget(torch.from_numpy(lengths), max_tokens, max_padding, room)
-    return order.numpy(), offsets.numpy()
+    return _cut.cut_in_cpp(lengths, max_tokens, max_padding, room)
 
 
 streams = st.lists(st.integers(0, 40) | st.sampled_from([1, 2, 39, 40]), max_size=60)
@@ -114,10 +114,23 @@ def test_the_choice_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         assert caplog.messages == ["Batches are cut in C++ (token_budget)."]
 
 
-def test_the_cpp_function_refuses_other_tensors() -> None:
-    if not _cut.native_available():
-        pytest.skip("no C++ compiler here")
-    good = torch.zeros(6, dtype=torch.int64)
-    for bad in (good.float(), good.int(), good.view(2, 3), good[::2]):
-        with pytest.raises(RuntimeError, match="contiguous int64 tensor"):
-            torch.ops.mamba_lab.cut_token_budget(bad, 10, 0.2, 4)
+def test_no_other_array_reaches_the_cpp_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reached(*_: object) -> None:
+        raise AssertionError("the native function was called")
+
+    monkeypatch.setattr(torch.ops.mamba_lab, "cut_token_budget", reached, raising=False)
+    good = np.zeros(6, np.int64)
+    bad: list[tuple[Any, str]] = [
+        (good.astype(np.float64), "int64 array of one dimension, got float64"),
+        (good.astype(np.int32), r"int64 array of one dimension, got int32 \[6\]"),
+        (good.astype(">i8"), "int64 array of one dimension, got >i8"),
+        (good.reshape(2, 3), r"got int64 \[2, 3\]"),
+        (torch.zeros(6, dtype=torch.int64, device="meta"), "NumPy int64 array"),
+        ([1, 2], "got list"),
+        (good[::2], "contiguous"),
+    ]
+    for lengths, message in bad:
+        with pytest.raises(ValueError, match=message):
+            _cut.cut_in_cpp(lengths, 10, 0.2, 4)
+    with pytest.raises(AssertionError, match="was called"):
+        _cut.cut_in_cpp(good, 10, 0.2, 4)
