@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+
+from ._checks import IntsLike, as_host_ints, as_int, as_lengths, as_share, shown
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class BatchAudit:
 
 
 def audit_batches(
-    batches: Iterable[Sequence[int]],
-    lengths: Sequence[int] | np.ndarray,
+    batches: Iterable[IntsLike],
+    lengths: IntsLike,
     *,
     max_tokens: int | None = None,
     min_valid_ratio: float = 0.8,
@@ -54,21 +56,26 @@ def audit_batches(
         min_valid_ratio: the share of real tokens that a batch should have.
 
     Raises:
-        ValueError: an index outside ``lengths``, or an empty batch.
+        ValueError: an index or a length that is no integer, an index outside ``lengths``, an empty batch, a bad limit.
     """
-    sizes = np.asarray(lengths, dtype=np.int64)
+    sizes = as_lengths(lengths)
+    min_valid_ratio = as_share(min_valid_ratio, "min_valid_ratio")
+    if max_tokens is not None:
+        max_tokens = as_int(max_tokens, "max_tokens", minimum=1)
+    if isinstance(batches, str | bytes) or not isinstance(batches, Iterable):
+        raise ValueError(f"batches must be a list of batches, each a list of sample numbers, got {shown(batches)}.")
     seen = np.zeros(len(sizes), dtype=np.int64)
     padded: list[int] = []
     real = 0
     dragged: list[tuple[float, int, int]] = []  # valid ratio, batch, its longest sample
     mixed: list[tuple[float, int]] = []
     for number, batch in enumerate(batches):
-        chosen = np.asarray(batch, dtype=np.int64)
+        chosen = as_host_ints(batch, f"batches[{number}]").astype(np.int64)
         if not len(chosen):
-            raise ValueError(f"batches: batch {number} is empty; leave it out")
+            raise ValueError(f"batches[{number}] is empty: leave it out.")
         if chosen.min() < 0 or chosen.max() >= len(sizes):
             wrong = chosen[(chosen < 0) | (chosen >= len(sizes))][0]
-            raise ValueError(f"batches: batch {number} names sample {wrong}, but lengths has {len(sizes)} entries")
+            raise ValueError(f"batches[{number}] names sample {wrong}, but lengths has {len(sizes)} entries.")
         np.add.at(seen, chosen, 1)
         own = sizes[chosen]
         padded.append(len(own) * int(own.max()))

@@ -53,14 +53,39 @@ def test_the_limit_on_the_valid_ratio_is_the_callers() -> None:
 
 
 def test_bad_batches_are_refused_with_their_place() -> None:
-    with pytest.raises(ValueError, match="batch 1 is empty"):
+    with pytest.raises(ValueError, match=r"batches\[1\] is empty"):
         audit_batches([[0], []], LENGTHS)
-    with pytest.raises(ValueError, match="batch 0 names sample 4, but lengths has 4 entries"):
+    with pytest.raises(ValueError, match=r"batches\[0\] names sample 4, but lengths has 4 entries"):
         audit_batches([[4]], LENGTHS)
-    with pytest.raises(ValueError, match="batch 0 names sample -1"):
+    with pytest.raises(ValueError, match=r"batches\[0\] names sample -1"):
         audit_batches([[-1]], LENGTHS)
 
 
 def test_no_batches_and_empty_sequences() -> None:
     assert audit_batches([], []).valid_ratio == 1.0
     assert audit_batches([[0, 1]], [0, 0]).ok
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batches": [[0], [0.9]]}, r"batches\[1\] must hold integers, got float64 \(batches\[1\]\[0\] is 0\.9"),
+        ({"batches": [[True]]}, r"batches\[0\] must hold integers"),
+        ({"batches": [0, 1]}, r"batches\[0\] must be a list.*got 0"),
+        ({"batches": [iter([0])]}, r"batches\[0\] must be a list.*make a list of an iterator"),
+        ({"batches": [None]}, r"batches\[0\] must be a list.*got None"),
+        ({"batches": None}, "batches must be a list of batches.*got None"),
+        ({"lengths": [3.9]}, r"lengths\[0\] is 3\.9"),
+        ({"lengths": [-3]}, r"lengths\[0\] is -3"),
+        ({"lengths": [float("nan")]}, r"lengths\[0\] is nan"),
+        ({"lengths": [2**63]}, r"lengths\[0\] is 9223372036854775808"),
+        ({"lengths": None}, "lengths must be a list.*got None"),
+        ({"min_valid_ratio": float("nan")}, "min_valid_ratio must lie between 0 and 1, got nan"),
+        ({"min_valid_ratio": 80}, "min_valid_ratio must lie between 0 and 1, got 80"),
+        ({"max_tokens": -1}, "max_tokens must be at least 1"),
+        ({"max_tokens": "a"}, "max_tokens must be an integer of at least 1, got 'a'"),
+    ],
+)
+def test_bad_arguments_are_refused_with_their_place(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        audit_batches(**({"batches": [[0]], "lengths": [3]} | arguments))
