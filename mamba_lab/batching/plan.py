@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ._checks import INT32_MAX, IntsLike, as_int, as_lengths
+from ._checks import INT32_MAX, IntsLike, as_int, as_lengths, shown
 
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Int32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
@@ -83,20 +83,13 @@ class PackingPlan:
         """
         host = as_lengths(lengths)
         offsets, pieces = [0], []
-        for number, members in enumerate(bins):
-            for member in members:
-                index, start, stop = member if isinstance(member, tuple) else (member, 0, None)
-                index = as_int(index, f"bins[{number}]", minimum=0)
-                if index >= len(host):
-                    raise ValueError(f"bins[{number}] names sequence {index}, but lengths has {len(host)} entries.")
-                piece = (index, int(start), int(host[index]) if stop is None else int(stop))
-                if stop is not None or piece[1] < piece[2]:
+        for number, members in enumerate(_listed(bins, "bins", "bins, each a list")):
+            for j, member in enumerate(_listed(members, f"bins[{number}]", "sequence numbers")):
+                piece = _as_piece(member, f"bins[{number}], piece {j}", host)
+                if isinstance(member, tuple) or piece[1] < piece[2]:
                     pieces.append(piece)
             offsets.append(len(pieces))
-        table = np.array(pieces, np.int64).reshape(-1, 3)
-        if (bad := np.flatnonzero((table < 0).any(1) | (table > INT32_MAX)[:, 1:].any(1))).size:
-            raise ValueError(f"bins: piece {tuple(table[bad[0]].tolist())} is not a (sequence, start, stop) of int32.")
-        sequence, start, stop = table.T
+        sequence, start, stop = np.array(pieces, np.int64).reshape(-1, 3).T
         plan = cls(
             capacity,
             np.array(offsets, np.int64),
@@ -166,3 +159,35 @@ class PackingPlan:
                 f"the plan holds {self.n_tokens} tokens and counts {self.dropped} as dropped, "
                 f"but the data set has {total}."
             )
+
+
+def _listed(values: Any, name: str, of: str) -> Iterable[Any]:
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+        raise ValueError(
+            f"{name} must be a list of {of} or of pieces (sequence, start, stop), got {shown(values)}. "
+            f"A plan takes a list of bins: [[0, 2], [1]]."
+        )
+    return values
+
+
+def _as_piece(member: Any, name: str, lengths: Int64Array) -> Piece:
+    """A member of a bin as (sequence, start, stop), each checked by itself."""
+    if not isinstance(member, tuple):
+        index = as_int(member, f"{name} (a sequence number, or a tuple (sequence, start, stop))", minimum=0)
+        start, stop = 0, None
+    elif len(member) != 3:
+        raise ValueError(f"{name} must be a sequence number or a tuple (sequence, start, stop), got {shown(member)}.")
+    else:
+        index, start, stop = (
+            as_int(value, f"{name}: {part}", minimum=0)
+            for part, value in zip(("sequence", "start", "stop"), member, strict=True)
+        )
+    if index >= len(lengths):
+        raise ValueError(f"{name} names sequence {index}, but lengths has {len(lengths)} entries.")
+    if stop is None:
+        return index, start, int(lengths[index])
+    if start >= stop:
+        raise ValueError(f"{name} is tokens {start}:{stop} of sequence {index}: start < stop must hold.")
+    if stop > INT32_MAX:
+        raise ValueError(f"{name}: stop is {stop}, above the int32 limit {INT32_MAX}.")
+    return index, start, stop
