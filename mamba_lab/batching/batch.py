@@ -13,7 +13,7 @@ from .boundaries import Boundaries
 IGNORE = -100
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Batch:
     """B rows of L positions. Padded, packed and chunked batches all have this form.
 
@@ -70,6 +70,14 @@ class Batch:
                 f"n_target_tokens <= n_tokens <= B * L must hold, got {self.n_target_tokens}, {self.n_tokens}, "
                 f"{positions}."
             )
+
+    def __repr__(self) -> str:
+        rows, width = self.input_ids.shape
+        n = int(self.boundaries.n_sequences)
+        return (
+            f"Batch({rows} rows of {width}, {self.n_tokens} tokens, {self.n_target_tokens} targets, {n} sequences, "
+            f"{self.input_ids.device})"
+        )
 
     @property
     def valid_ratio(self) -> float:

@@ -130,3 +130,8 @@ def test_a_batch_travels_through_a_data_loader(workers: int) -> None:
     made = list(loader)
     assert [batch.n_tokens for batch in made] == [11, 5]
     assert torch.equal(made[0].boundaries.cu_seqlens, collate([3, 0]).boundaries.cu_seqlens)
+
+
+def test_a_batch_shows_its_size_not_its_tensors() -> None:
+    assert repr(packed()) == "Batch(3 rows of 7, 16 tokens, 12 targets, 6 sequences, cpu)"
+    assert repr(packed().to("meta")).endswith("meta)")
