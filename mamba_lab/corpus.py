@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,7 @@ CORPORA = {
     "code-modules": "Python's standard library, a document a module",
     "chat": "conversations between two people",
 }
+_NAME_SHOWN = 200  # characters of a name in a message
 
 
 class Corpus(Sequence[Document]):
@@ -167,10 +169,7 @@ def load_corpus(
         ConnectionError: a data set on the hub cannot be reached.
         ImportError: parquet or the hub, and the `datasets` library is missing.
     """
-    if on_error not in ("raise", "skip"):
-        raise ValueError(f'on_error is {on_error!r}: expected "raise" or "skip".')
-    if max_line_bytes < 1:
-        raise ValueError(f"max_line_bytes is {max_line_bytes}: expected 1 or more.")
+    _check_arguments(name_or_path, on_error, text_field, streaming, max_line_bytes)
     name = str(name_or_path)
     if isinstance(name_or_path, str) and name in CORPORA:
         corpus = _shipped(name)
@@ -181,8 +180,39 @@ def load_corpus(
     return CorpusStream(reader, name, skipped) if streaming else Corpus(reader, name, skipped)
 
 
+def _check_arguments(
+    name_or_path: object, on_error: object, text_field: object, streaming: object, max_line_bytes: object
+) -> None:
+    if not isinstance(name_or_path, (str, Path)) or not str(name_or_path).strip():
+        raise ValueError(
+            f"name_or_path is {name_or_path!r}: expected a corpus's name ({', '.join(CORPORA)}) or a path. "
+            'The current folder is ".".'
+        )
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f'on_error is {on_error!r}: expected "raise" or "skip".')
+    if not isinstance(text_field, str):
+        raise ValueError(f'text_field is {text_field!r}: expected the name of one field, such as "text".')
+    if not isinstance(streaming, bool):
+        raise ValueError(f"streaming is {streaming!r}: expected True or False.")
+    if not isinstance(max_line_bytes, (int, np.integer)) or isinstance(max_line_bytes, bool) or max_line_bytes < 1:
+        raise ValueError(
+            f"max_line_bytes is {max_line_bytes!r}: expected a whole number of bytes, 1 or more, such as 16 << 20."
+        )
+
+
 def _require_source(name: str) -> None:
-    if Path(name).exists() or is_hub_id(name):
+    try:
+        os.stat(name)
+        return
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # a name the system does not take, or no permission to look
+        shown = name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}... ({len(name):,} characters)"
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(
+            f"name_or_path: {shown!r} cannot be looked up: {why}. Pass a path that can be read."
+        ) from error
+    if is_hub_id(name):
         return
     if name.endswith(SUFFIXES) or len(Path(name).parts) > 1:
         raise FileNotFoundError(f"name_or_path: there is no file or folder {name}.")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import errno
+import os
+import re
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,6 +134,53 @@ def test_an_unknown_name_lists_the_known_ones_and_the_paths() -> None:
 def test_a_wrong_on_error_is_named() -> None:
     with pytest.raises(ValueError, match=r"on_error is 'ignore'"):
         load_corpus("docs", on_error="ignore")
+
+
+@pytest.mark.parametrize("name", ["", "  ", None, 3, ["docs"]])
+def test_no_name_is_not_the_current_folder(name: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"name_or_path is .*: expected a corpus's name"):
+        load_corpus(name)  # type: ignore[call-overload]
+    assert load_corpus(".").texts == ["one"]
+    assert load_corpus(Path("a.txt")).texts == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("max_line_bytes", 1.5),
+        ("max_line_bytes", "9"),
+        ("max_line_bytes", None),
+        ("max_line_bytes", True),
+        ("max_line_bytes", -1),
+        ("text_field", []),
+        ("text_field", None),
+        ("streaming", "no"),
+        ("streaming", 1),
+        ("on_error", []),
+    ],
+)
+@pytest.mark.parametrize("name", ["docs", "a.jsonl"])
+def test_a_wrong_argument_is_named(argument: str, wrong: object, name: str) -> None:
+    with pytest.raises(ValueError, match=rf"{argument} is {re.escape(repr(wrong))}: expected "):
+        load_corpus(name, **{argument: wrong})  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(("name", "why"), [("x" * 5000, "5,000 characters.*too long"), ("a\0b.txt", "null")])
+def test_a_name_the_system_refuses_is_named(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"name_or_path: .*{why}") as caught:
+        load_corpus(name)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_path_that_may_not_be_looked_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(ValueError, match=r"a\.txt' cannot be looked up: Permission denied"):
+        load_corpus(str(tmp_path / "a.txt"))
 
 
 @pytest.mark.parametrize(
