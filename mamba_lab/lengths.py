@@ -78,10 +78,11 @@ def published_lengths(n: int, seed: int = 0) -> npt.NDArray[np.int64]:
         int64 [n].
 
     Raises:
-        ValueError: `n` is negative.
+        ValueError: `n` or `seed` is negative or no whole number.
     """
-    if n < 0:
-        raise ValueError(f"n is {n}: ask for 0 or more lengths.")
+    for argument, value in (("n", n), ("seed", seed)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"{argument} is {value!r}: expected a whole number, 0 or more. Pass an int such as 1000.")
     # PCG64 and this inversion are fixed by numpy for all versions; Generator.lognormal may change between releases.
     drawn = np.exp(np.random.RandomState(np.random.PCG64(seed)).normal(_LOG_MEAN, _LOG_STD, n))
     return np.clip(np.rint(drawn), _SHORTEST, _LONGEST).astype(np.int64)

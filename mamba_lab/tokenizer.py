@@ -7,6 +7,7 @@ document, or speak as somebody else.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -149,7 +150,13 @@ class Tokenizer:
         return [*ids, self.end_id] if add_end else ids
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """The token ids of any bytes. What is valid UTF-8 is encoded as text, every other byte as its own token."""
+        """The token ids of any bytes. What is valid UTF-8 is encoded as text, every other byte as its own token.
+
+        Raises:
+            TypeError: `data` is no bytes.
+        """
+        if not isinstance(data, (bytes, bytearray)):
+            raise TypeError(f"data is a {type(data).__name__}: expected bytes. For text there is encode.")
         ids: list[int] = []
         for i, piece in enumerate(_ESCAPED_BYTE.split(data.decode("utf-8", "surrogateescape"))):
             if i % 2:
@@ -165,7 +172,8 @@ class Tokenizer:
         the replacement character there; :meth:`decode_bytes` keeps the bytes.
 
         Raises:
-            ValueError: an id is outside the vocabulary; the message names its index.
+            ValueError: an id is no whole number or outside the vocabulary; the message names its index.
+            TypeError: `ids` is no sequence.
         """
         data = self.decode_bytes(ids)
         try:
@@ -177,22 +185,36 @@ class Tokenizer:
         """The bytes of `ids`: ``decode_bytes(encode_bytes(data)) == data`` for any bytes.
 
         Raises:
-            ValueError: an id is outside the vocabulary; the message names its index.
+            ValueError: an id is no whole number or outside the vocabulary; the message names its index.
+            TypeError: `ids` is no sequence.
         """
+        if not isinstance(ids, Iterable):
+            raise TypeError(f"ids is a {type(ids).__name__}: expected a sequence of ids. Put a single one in a list.")
         pieces = []
         for i, token_id in enumerate(ids):
-            if not 0 <= token_id < self.vocab_size:
-                raise ValueError(f"ids[{i}] is {int(token_id)}: expected 0 to {self.vocab_size - 1}, the vocabulary.")
-            pieces.append(self._bytes[token_id])
+            pieces.append(self._bytes[self._checked_id(token_id, "ids", i)])
         return b"".join(pieces)
 
     def token(self, token_id: int) -> str:
         """One token as text for display; half a character shows as the replacement character.
 
         Raises:
-            ValueError: the id is outside the vocabulary.
+            ValueError: the id is no whole number or outside the vocabulary.
         """
-        return self.decode_bytes([token_id]).decode("utf-8", "replace")
+        return self._bytes[self._checked_id(token_id, "token_id")].decode("utf-8", "replace")
+
+    def _checked_id(self, token_id: object, argument: str, place: int | None = None) -> int:
+        try:
+            index = operator.index(token_id)  # type: ignore[arg-type]
+        except TypeError:
+            index = -1
+        if 0 <= index < self.vocab_size:
+            return index
+        where = argument if place is None else f"{argument}[{place}]"
+        raise ValueError(
+            f"{where} is {token_id!r}: expected a whole number from 0 to {self.vocab_size - 1}, an id of the "
+            "vocabulary. Pass what encode of this tokenizer returned."
+        )
 
     def __len__(self) -> int:
         return self.vocab_size

@@ -49,8 +49,15 @@ def test_published_lengths_depend_on_the_seed_alone() -> None:
     # Fixed for every machine and numpy release.
     assert published_lengths(5).tolist() == FIRST_FIVE
     assert len(published_lengths(0)) == 0
-    with pytest.raises(ValueError, match="n is -1"):
-        published_lengths(-1)
+    assert published_lengths(np.int32(5), np.int64(0)).tolist() == FIRST_FIVE  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, "3", None, True])
+def test_a_wrong_count_or_seed_is_named(wrong: object) -> None:
+    with pytest.raises(ValueError, match=rf"^n is {wrong!r}: expected a whole number, 0 or more"):
+        published_lengths(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=rf"^seed is {wrong!r}: expected a whole number, 0 or more"):
+        published_lengths(3, wrong)  # type: ignore[arg-type]
 
 
 FIRST_FIVE = [166, 940, 1632, 860, 883]

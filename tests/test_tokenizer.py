@@ -135,6 +135,22 @@ def test_an_id_outside_the_vocabulary_is_named(wrong: int) -> None:
         load_tokenizer().decode([5, wrong])
 
 
+@pytest.mark.parametrize("wrong", [1.5, "a", None, [1], np.float32(2), np.array([1])])
+def test_an_id_that_is_no_whole_number_is_named(wrong: object) -> None:
+    with pytest.raises(ValueError, match=r"ids\[1\] is .*: expected a whole number from 0 to 8191.*Pass what encode"):
+        load_tokenizer().decode([5, wrong])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"token_id is .*: expected a whole number"):
+        load_tokenizer().token(wrong)  # type: ignore[arg-type]
+
+
+def test_ids_that_are_no_sequence_and_data_that_is_no_bytes_are_named() -> None:
+    with pytest.raises(TypeError, match="ids is a int: expected a sequence"):
+        load_tokenizer().decode(5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"data is a str: expected bytes\. For text there is encode"):
+        load_tokenizer().encode_bytes("a")  # type: ignore[arg-type]
+    assert load_tokenizer().encode_bytes(bytearray(b"ab")) == load_tokenizer().encode_bytes(b"ab")
+
+
 def test_a_tokenizer_without_the_special_tokens_is_refused(tmp_path: Path) -> None:
     spec = json.loads((data_dir() / "tokenizer.json").read_text("utf-8"))
     spec["added_tokens"] = [t for t in spec["added_tokens"] if t["content"] != PAD]
