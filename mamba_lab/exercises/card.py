@@ -6,6 +6,7 @@ Marks and borders say what the colours say.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from mamba_lab.exercises.compare import differences
 _INK, _CARD, _MUTED, _BAD, _GOOD, _LINE = "#1A1A1A", "#FCFCFA", "#595959", "#C00018", "#00664A", "#A3A3A3"
 _WIDEST = 24
 _LONGEST_TEXT = 200
+_HALF = _LONGEST_TEXT // 2
+_LONGEST_INT = 4000  # bits; Python refuses to write out much longer ones
 NOTHING = object()
 """There is no answer to show: the call ended in an error, or the stub is untouched."""
 
@@ -85,7 +88,7 @@ class Card:
         expected, got = self.expected, self.got
         if self.one_answer and _is_table(expected) and _is_table(got):
             for number, (want, have) in enumerate(zip(expected, got, strict=False)):
-                if differences(have, want):
+                if differences(have, want, most=1):
                     return f"[{number}]", want, have
         return "", expected, got
 
@@ -93,19 +96,25 @@ class Card:
 def show_value(value: Any) -> str:
     """``value`` in one short line, the same on each machine: floats with four digits, long lists cut in the middle."""
     text = _text(value)
-    half = _LONGEST_TEXT // 2
-    return text if len(text) <= _LONGEST_TEXT else f"{text[:half]} ... {text[-half:]}"
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_HALF]} ... {text[-_HALF:]}"
 
 
 def _text(value: Any) -> str:
+    """The text from which show_value keeps both ends: what lies between is left out before it is written."""
     if isinstance(value, bool) or value is None:
         return str(value)
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_text, value)) + "]"
+        return "[" + ", ".join(map(show_value, _ends(value))) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{show_value(k)}: {show_value(v)}" for k, v in _ends(list(value.items()))) + "}"
+    if isinstance(value, (str, bytes, bytearray)):
+        return repr(_ends(value))
+    if isinstance(value, int) and value.bit_length() > _LONGEST_INT:
+        return f"a number of about {int(value.bit_length() * math.log10(2)):,} digits"
+    if isinstance(value, (set, frozenset)) and len(value) > _LONGEST_TEXT:
+        return f"a set of {len(value):,}"
     if callable(value):
         return getattr(value, "__name__", "a function")
     if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
@@ -116,6 +125,10 @@ def _text(value: Any) -> str:
         text = ""
     # The default repr carries an address, which differs in each run.
     return f"a {type(value).__name__}" if not text or " at 0x" in text else text
+
+
+def _ends(values: Any) -> Any:
+    return values if len(values) <= 2 * _LONGEST_TEXT else values[:_LONGEST_TEXT] + values[-_LONGEST_TEXT:]
 
 
 def _is_table(value: Any) -> bool:
@@ -142,7 +155,7 @@ def _marks(expected: Sequence[Any], got: Sequence[Any]) -> list[str]:
 def _aligned(expected: Any, got: Any, one_answer: bool) -> tuple[str, str, str]:
     columns = _columns(expected, got, one_answer)
     if columns is None:
-        mark = "" if got is NOTHING or not one_answer else "✗" if differences(got, expected) else "✓"
+        mark = "" if got is NOTHING or not one_answer else "✗" if differences(got, expected, most=1) else "✓"
         return show_value(expected), "" if got is NOTHING else show_value(got), mark
     want, have = ([show_value(v) for v in column] for column in columns)
     n = max(len(want), len(have))

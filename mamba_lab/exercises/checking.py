@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mamba_lab.exercises.card import NOTHING, Card
-from mamba_lab.exercises.compare import differences, has_nan, kind, plain
-from mamba_lab.exercises.running import Outcome, call
+from mamba_lab.exercises.compare import MOST_ITEMS, MOST_PLACES, differences, has_nan, kind
+from mamba_lab.exercises.running import Outcome, call, deadline
 
 NOT_SOLVED = "not solved"
 _ANSWER = " answer"  # no input's name
@@ -139,10 +139,23 @@ class Exercise:
 
     def run(self, f: Any) -> CheckResult:
         """The check without the display."""
+        try:
+            # f and the mistakes have their own time; this one is for values that fight back when compared or shown.
+            with deadline(2 * self.seconds + 1):
+                result = self._run(f)
+                _ = result.card.to_text(), result.card.to_html()
+                return result
+        except BaseException as raised:  # a reader's __eq__ or __repr__ may raise anything, SystemExit too
+            message = f"the answer could not be read ({type(raised).__name__}). Return lists, numbers or tensors."
+            return self._result("unreadable", message)
+
+    def _run(self, f: Any) -> CheckResult:
         if not callable(f):
+            read = call(lambda: f, {}, self.seconds)
+            what = kind(read.value) if read.error is None else f"a {type(f).__name__}"
             return self._result(
                 "not a function",
-                f"expected a function, and this is {kind(plain(f))}. Pass the function's name without brackets: "
+                f"expected a function, and this is {what}. Pass the function's name without brackets: "
                 f"check(f), not check(f(...))",
             )
         outcomes = self._outcomes(f)
@@ -179,6 +192,11 @@ class Exercise:
             return "endless", f"it was stopped after {self.seconds:g} seconds: does a loop never end?"
         if outcome.error == "NotImplementedError":
             return NOT_SOLVED, "Not solved yet."
+        if outcome.error == "AnswerTooLarge":
+            size = f", expected {len(expected)}" if isinstance(expected, list) else f"; expected {kind(expected)}"
+            return "wrong length", f"the answer holds more than {MOST_ITEMS:,} items{size}."
+        if outcome.error == "AnswerUnreadable":
+            return "unreadable", f"the answer is {outcome.message}: expected {kind(expected)}."
         if outcome.error is not None:
             where = f" ({outcome.line})" if outcome.line else ""
             return (
@@ -235,14 +253,15 @@ class Exercise:
         if outcome is not None and known and outcome.error is not None:
             notes.insert(0, f"It raised {outcome.error}: {outcome.message}")
         if self.hints and name != NOT_SOLVED:
-            notes.append(f"For a hint ({len(self.hints)} in all), call .hint() on this check.")
+            notes.append(f"For a hint ({len(self.hints)} in all), call the check's hint: check_...hint().")
         got = NOTHING if outcome is None or outcome.error is not None else outcome.value
         card = Card(
             False,
             self.title,
             headline,
             inputs=self.cases[number],
-            expected=self._expected[number],
+            # Where many answers fit, showing one before the first try would give the exercise away.
+            expected=NOTHING if self.accept is not None and name == NOT_SOLVED else self._expected[number],
             got=got,
             notes=tuple(notes),
             printed=outcome.printed if outcome else "",
@@ -272,9 +291,10 @@ def _generic(got: Any, expected: Any, places: list[tuple[Any, ...]]) -> tuple[st
             return "wrong length", f"the answer has length {len(got)}, expected {len(expected)}."
         place = "".join(f"[{p}]" for p in places[0])
         n = len(places)
+        many = f"{n} or more" if n == MOST_PLACES else n
         return (
             "wrong values",
-            f"{n} value{'s differ' if n > 1 else ' differs'}, {'the first ' if n > 1 else ''}at {place}.",
+            f"{many} value{'s differ' if n > 1 else ' differs'}, {'the first ' if n > 1 else ''}at {place}.",
         )
     if kind(got) != kind(expected):
         return "wrong type", f"expected {kind(expected)}, got {kind(got)}."
@@ -282,12 +302,23 @@ def _generic(got: Any, expected: Any, places: list[tuple[Any, ...]]) -> tuple[st
 
 
 def _display(card: Card) -> None:
+    page, text = _rendered(card)
     if _in_ipython():
         from IPython.display import display
 
-        display({"text/html": card.to_html(), "text/plain": card.to_text()}, raw=True)
+        display({"text/html": page, "text/plain": text}, raw=True)
     else:
-        print(card.to_text())
+        print(text)
+
+
+def _rendered(card: Card) -> tuple[str, str]:
+    """HTML and text of the card; of the headline alone where a value shows itself once and not twice."""
+    try:
+        with deadline(2):
+            return card.to_html(), card.to_text()
+    except BaseException:  # from a reader's __repr__
+        bare = Card(card.ok, card.title, card.headline)
+        return bare.to_html(), bare.to_text()
 
 
 def _in_ipython() -> bool:

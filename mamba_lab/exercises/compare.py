@@ -5,33 +5,121 @@ Answers come from readers: lists, tuples, arrays and tensors with the same value
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import numbers
-from collections.abc import Mapping
+import sys
+from collections import deque
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from typing import Any
 
 RTOL, ATOL = 1e-4, 1e-6
+MOST_ITEMS = 100_000
+"""An answer with more items than this is not read: no exercise expects as many."""
+MOST_PLACES = 100
+
+
+class AnswerTooLarge(Exception):
+    """The value holds more than MOST_ITEMS items, maybe without end."""
+
+
+class AnswerUnreadable(Exception):
+    """The value holds no numbers that can be read."""
+
+
+class Rounded(float):
+    """A float from an array or tensor whose dtype is coarser than Python's: ``rtol`` is what its dtype can tell."""
+
+    rtol: float
+
+    def __new__(cls, value: float, rtol: float) -> Rounded:
+        self = super().__new__(cls, value)
+        self.rtol = rtol
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Rounded:
+        return self
 
 
 def plain(value: Any) -> Any:
-    """``value`` with tensors, arrays and tuples as nested lists and numpy scalars as Python's;
+    """``value`` with tensors, arrays, tuples, iterators and the like as nested lists and numbers as Python's own;
 
-    Anything else as it is.
+    Anything else as it is. An iterator is used up.
+
+    Raises:
+        AnswerTooLarge: more than MOST_ITEMS items in all.
+        AnswerUnreadable: a tensor without values.
     """
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, range):
-        return list(value)
-    if isinstance(value, Mapping):
-        return {plain_key(key): plain(item) for key, item in value.items()}
-    if type(value).__module__.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist"):
-        value = value.detach() if hasattr(value, "detach") else value
-        return value.tolist()
-    return value
+    return _Reader().read(value)
+
+
+class _Reader:
+    """Counts the items of the whole value, so that nesting doesn't get round the limit."""
+
+    def __init__(self) -> None:
+        self.room = MOST_ITEMS
+
+    def read(self, value: Any) -> Any:
+        if isinstance(value, Rounded):
+            return value
+        if _is_array(value):
+            return self._array(value)
+        if isinstance(value, (list, tuple, range, deque, Iterator, KeysView, ValuesView, ItemsView)):
+            return [self.read(item) for item in self._items(value)]
+        if isinstance(value, Mapping):
+            return {plain_key(key): self.read(item) for key, item in self._items(value.items())}
+        # A subclass may do anything when it is compared or shown; its value is what counts.
+        if isinstance(value, float):
+            return float.__pos__(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return int.__pos__(value)
+        if isinstance(value, str):
+            return str.__str__(value)
+        return value
+
+    def _take(self, n: int) -> None:
+        self.room -= n
+        if self.room < 0:
+            raise AnswerTooLarge(f"more than {MOST_ITEMS:,} items")
+
+    def _items(self, values: Iterable[Any]) -> Iterator[Any]:
+        # islice: list() of an endless iterator written in C would run until the memory is full.
+        for item in itertools.islice(values, self.room + 1):
+            self._take(1)
+            yield item
+
+    def _array(self, value: Any) -> Any:
+        self._take(int(value.numel()) if hasattr(value, "numel") else int(value.size))
+        rtol = _precision(value)
+        try:
+            listed = (value.detach() if hasattr(value, "detach") else value).tolist()
+        except Exception as error:
+            raise AnswerUnreadable(f"a {type(value).__name__} whose values cannot be read") from error
+        return listed if rtol is None else _rounded(listed, rtol)
+
+
+def _is_array(value: Any) -> bool:
+    module = type(value).__module__
+    return isinstance(module, str) and module.partition(".")[0] in ("numpy", "torch") and hasattr(value, "tolist")
+
+
+def _precision(value: Any) -> float | None:
+    """Twice the step of the dtype relative to 1, or None where Python's floats are no finer."""
+    with contextlib.suppress(Exception):  # no finfo: not a floating dtype
+        eps = float(sys.modules[type(value).__module__.partition(".")[0]].finfo(value.dtype).eps)
+        return 2 * eps if eps > sys.float_info.epsilon else None
+    return None
+
+
+def _rounded(listed: Any, rtol: float) -> Any:
+    if isinstance(listed, list):
+        return [_rounded(item, rtol) for item in listed]
+    return Rounded(listed, rtol) if isinstance(listed, float) else listed
 
 
 def plain_key(key: Any) -> Any:
-    return key.item() if hasattr(key, "item") else key
+    return key.item() if _is_array(key) else key
 
 
 def kind(value: Any) -> str:
@@ -54,36 +142,36 @@ def kind(value: Any) -> str:
 
 
 def same(got: Any, expected: Any) -> bool:
-    """Equal structure and values; floating-point numbers to a relative 1e-4. A NaN equals only a NaN."""
-    return not differences(plain(got), plain(expected))
+    """Equal structure and values; floating-point numbers to a relative 1e-4, or to what the answer's dtype can tell.
+
+    A NaN equals only a NaN.
+    """
+    return not differences(plain(got), plain(expected), most=1)
 
 
-def differences(got: Any, expected: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Places where the plain values differ, in order: () for the whole, (2,) for item 2, (0, 3) for item 3 of row 0."""
-    if isinstance(expected, list):
-        if not isinstance(got, list):
-            return [place]
-        out: list[tuple[Any, ...]] = []
+def differences(got: Any, expected: Any, most: int = MOST_PLACES) -> list[tuple[Any, ...]]:
+    """The first ``most`` places where the plain values differ, in order.
+
+    () is the whole, (2,) item 2, (0, 3) item 3 of row 0.
+    """
+    return list(itertools.islice(_places(got, expected, ()), most))
+
+
+def _places(got: Any, expected: Any, place: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if isinstance(expected, list) and isinstance(got, list):
         for i in range(max(len(got), len(expected))):
             if i < len(got) and i < len(expected):
-                out += differences(got[i], expected[i], (*place, i))
+                yield from _places(got[i], expected[i], (*place, i))
             else:
-                out.append((*place, i))
-        return out
-    if isinstance(expected, dict):
-        if not isinstance(got, dict):
-            return [place]
-        keys = [*expected, *(key for key in got if key not in expected)]
-        return [
-            p
-            for key in keys
-            for p in (
-                differences(got[key], expected[key], (*place, key))
-                if key in got and key in expected
-                else [(*place, key)]
-            )
-        ]
-    return [] if _equal(got, expected) else [place]
+                yield (*place, i)
+    elif isinstance(expected, dict) and isinstance(got, dict):
+        for key in itertools.chain(expected, (key for key in got if key not in expected)):
+            if key in got and key in expected:
+                yield from _places(got[key], expected[key], (*place, key))
+            else:
+                yield (*place, key)
+    elif isinstance(expected, (list, dict)) or not _equal(got, expected):
+        yield place
 
 
 def has_nan(value: Any) -> bool:
@@ -95,15 +183,27 @@ def has_nan(value: Any) -> bool:
 
 
 def _equal(got: Any, expected: Any) -> bool:
-    if isinstance(expected, numbers.Number) and isinstance(got, numbers.Number):
-        if isinstance(got, complex) or isinstance(expected, complex):
-            return got == expected
-        if isinstance(got, numbers.Integral) and isinstance(expected, numbers.Integral):
-            return int(got) == int(expected)
-        a, b = float(got), float(expected)  # type: ignore[arg-type]
-        if math.isnan(a) or math.isnan(b):
-            return math.isnan(a) and math.isnan(b)
-        return math.isclose(a, b, rel_tol=RTOL, abs_tol=ATOL)
-    if type(got) is not type(expected):
+    try:
+        return _equal_numbers(got, expected) if _are_numbers(got, expected) else _equal_others(got, expected)
+    except Exception:  # no float holds 10**400, a signalling NaN refuses ==, and readers write their own __eq__
         return False
-    return bool(got == expected)
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, numbers.Number) for value in values)
+
+
+def _equal_numbers(got: Any, expected: Any) -> bool:
+    if isinstance(got, complex) or isinstance(expected, complex):
+        return bool(got == expected)
+    if isinstance(got, numbers.Integral) and isinstance(expected, numbers.Integral):
+        return int(got) == int(expected)
+    a, b = float(got), float(expected)
+    if math.isnan(a) or math.isnan(b):
+        return math.isnan(a) and math.isnan(b)
+    rtol = max(RTOL, *(value.rtol for value in (got, expected) if isinstance(value, Rounded)), 0.0)
+    return math.isclose(a, b, rel_tol=rtol, abs_tol=ATOL)
+
+
+def _equal_others(got: Any, expected: Any) -> bool:
+    return type(got) is type(expected) and bool(got == expected)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 from mamba_lab.exercises.checking import Exercise, Mistake, case
+from mamba_lab.exercises.compare import Rounded
 
 _WANTED = 2  # the third number
 
@@ -21,7 +23,8 @@ def _states(a: list[float], b: list[float], xs: list[float]) -> list[float]:
 
 def _ends_at(a: list[float], b: list[float], xs: list[float], wanted: float) -> bool:
     """Whether the last state is ``wanted``: exact but for the rounding of a choice such as b = wanted / x."""
-    return math.isclose(_states(a, b, xs)[-1], wanted, rel_tol=1e-9)
+    rtol = max(number.rtol if isinstance(number, Rounded) else 1e-9 for number in (*a, *b))
+    return math.isclose(_states(a, b, xs)[-1], wanted, rel_tol=rtol)
 
 
 def _choose(xs: list[float]) -> tuple[list[float], list[float]]:
@@ -34,12 +37,26 @@ def _accept_choice(answer: Any, xs: list[float]) -> str | None:
     for name, part in zip("ab", answer, strict=True):
         if len(part) != len(xs):
             return f"{name} has {len(part)} numbers, expected {len(xs)}: one for each number in xs."
-        if not all(isinstance(number, (int, float)) for number in part):
+        if any(isinstance(number, complex) or not isinstance(number, numbers.Number) for number in part):
             return f"{name} holds something that is not a number."
-    a, b = answer
+        if not _fits_a_float(part):
+            return f"{name} holds a number that is too large."
+    a, b = (_floats(part) for part in answer)
     if _ends_at(a, b, xs, xs[_WANTED]):
         return None
     return f"the states are {_shown(_states(a, b, xs))}. The last one must be {xs[_WANTED]:g}."
+
+
+def _floats(part: list[Any]) -> list[float]:
+    """Fractions and decimals as floats; a float stays, with the precision that it came in."""
+    return [number if isinstance(number, float) else float(number) for number in part]
+
+
+def _fits_a_float(part: list[Any]) -> bool:
+    try:
+        return bool(_floats(part))
+    except OverflowError:
+        return False
 
 
 def _shown(numbers: list[float]) -> str:
@@ -48,7 +65,7 @@ def _shown(numbers: list[float]) -> str:
 
 def _choice(condition: Callable[[list[float], list[float], list[float]], bool]) -> Callable[..., bool]:
     """A mistake's ``when`` for answers that are two lists; others raise, which says no."""
-    return lambda answer, xs: condition(answer[0], answer[1], xs)
+    return lambda answer, xs: condition(_floats(answer[0]), _floats(answer[1]), xs)
 
 
 check_choose = Exercise(

@@ -8,12 +8,14 @@ import ctypes
 import io
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
-from mamba_lab.exercises.compare import plain, same
+from mamba_lab.exercises.compare import AnswerTooLarge, plain, same
 
 _KEPT_PRINTS = 2000
 
@@ -45,20 +47,22 @@ class Outcome:
 
 
 def call(f: Callable[..., Any], inputs: dict[str, Any], seconds: float) -> Outcome:
-    """``f(*inputs.values())`` on copies of the inputs; never raises. ``seconds`` bounds a loop that doesn't end."""
-    given = copy.deepcopy(inputs)
+    """``f(*inputs.values())`` on copies of the inputs; never raises. ``seconds`` bounds a loop that doesn't end.
+
+    A single step in C that doesn't end, such as ``sum(itertools.repeat(0))`` in ``f``, can't be stopped.
+    """
+    given: dict[str, Any] = {}
     kept = _Prints()
     value: Any = None
     error, message, line = None, "", ""
     try:
-        with contextlib.redirect_stdout(kept), contextlib.redirect_stderr(kept), _deadline(seconds):
-            value = f(*given.values())
-            value = list(value) if isinstance(value, Iterator) else value
-            value = plain(value)
+        with contextlib.redirect_stdout(kept), contextlib.redirect_stderr(kept), deadline(seconds):
+            given = copy.deepcopy(inputs)
+            value = plain(f(*given.values()))
     except BaseException as raised:  # readers' code may raise anything, SystemExit too
         error = type(raised).__name__
         message, line = _describe(raised, f)
-    changed = tuple(name for name in inputs if not _unchanged(given[name], inputs[name]))
+    changed = tuple(name for name in given if not _unchanged(given[name], inputs[name]))
     return Outcome(value, error, message, line, kept.getvalue(), changed)
 
 
@@ -75,6 +79,8 @@ class _Prints(io.StringIO):
 def _unchanged(now: Any, before: Any) -> bool:
     try:
         return same(now, before)
+    except (AnswerTooLarge, RecursionError):
+        return False  # the inputs of an exercise are small and hold no cycle
     except Exception:
         return True  # an input that can't be compared can't be blamed on the reader
 
@@ -86,15 +92,32 @@ def _describe(raised: BaseException, f: Callable[..., Any]) -> tuple[str, str]:
         message = ""
     line = ""
     with contextlib.suppress(Exception):
-        code = f.__code__
-        for frame in traceback.extract_tb(raised.__traceback__):
-            if frame.filename == code.co_filename and frame.lineno and frame.line:
-                line = f"line {frame.lineno - code.co_firstlineno + 1} of {f.__name__}: {frame.line}"
+        line = _line(raised, f)
     return message, line
 
 
+def _line(raised: BaseException, f: Any) -> str:
+    """The innermost line in the file of ``f``, counted from the start of the function that holds it."""
+    code, line = f.__code__, ""
+    inside, walk = _nested(code), traceback.walk_tb(raised.__traceback__)
+    for (frame, _), seen in zip(walk, traceback.extract_tb(raised.__traceback__), strict=False):
+        if seen.filename != code.co_filename or not seen.lineno or not seen.line:
+            continue
+        # A comprehension is counted as part of its function; of another function's nothing is said.
+        owner = code if frame.f_code in inside else frame.f_code
+        if not owner.co_name.startswith("<") or owner is code:
+            line = f"line {seen.lineno - owner.co_firstlineno + 1} of {owner.co_name}: {seen.line}"
+    return line
+
+
+def _nested(code: CodeType) -> set[CodeType]:
+    """``code`` and the comprehensions and functions written inside it."""
+    return {code}.union(*(_nested(const) for const in code.co_consts if isinstance(const, CodeType)))
+
+
 @contextlib.contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
+def deadline(seconds: float) -> Iterator[None]:
+    """Raise TimeIsUp in the body after ``seconds``. May be nested: the outer one goes on when the inner one ends."""
     if hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread():
         with _alarm(seconds):
             yield
@@ -107,20 +130,22 @@ def _deadline(seconds: float) -> Iterator[None]:
 def _alarm(seconds: float) -> Iterator[None]:
     """A timer signal: ends sleeps and loops. It repeats, for a loop whose bare ``except`` holds the first one."""
 
-    running = True
+    running, began = True, time.monotonic()
 
     def stop(signum: int, frame: Any) -> None:
         if running:  # not while the handler below is being taken down
             raise TimeIsUp
 
     previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
+    left, every = signal.setitimer(signal.ITIMER_REAL, seconds, 0.5)
     try:
         yield
     finally:
         running = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(0.01, left - (time.monotonic() - began)), every)
 
 
 @contextlib.contextmanager
