@@ -75,7 +75,8 @@ def plan_epoch(
 
     The batches of a step come from one stream, so the ranks do like work. What is too little at a stream's end (a
     batch less than half full, or batches that do not make up a step) moves on to the next stream. At the very end the
-    largest batches are split until the last step is whole.
+    largest batches are split until the last step is whole. Where the samples are too few for that, the epoch is cut
+    anew from the samples in order of length, which merges best.
 
     Args:
         lengths: int64 [n], of all samples.
@@ -85,8 +86,7 @@ def plan_epoch(
         by_size: group batches of like padded size into a step; otherwise neighbours as they were cut.
         shuffled: where the order of the steps comes from; None leaves them as they were made.
 
-    Raises:
-        ValueError: too few samples to give every rank a batch in every step.
+    ``check_feasible`` must have passed.
     """
     batches = _Batches(lengths)
     steps: list[Int64Array] = []
@@ -111,6 +111,58 @@ def plan_epoch(
         table = table[permutation(shuffled, len(table))]
     sizes = np.concatenate(batches.padded) if batches.padded else np.zeros(0, np.int64)
     return EpochPlan(batches, _dealt(table, sizes) if world_size > 1 else table)
+
+
+def check_feasible(lengths: Int64Array, budget: Budget, world_size: int) -> None:
+    """Check that some plan gives every rank the same number of steps, in every epoch: the order does not matter.
+
+    Any number of batches from the fewest to one a sample can be made, by splitting; a multiple of ``world_size`` must
+    be among them. The fewest are those of ``fewest_batches``.
+
+    Raises:
+        ValueError: there is no such plan.
+    """
+    n = len(lengths)
+    excess = n % world_size
+    if not excess:
+        return
+    # Pairs of neighbours in length are quick to count, and nearly always enough.
+    ranked = np.sort(lengths)
+    low, high = ranked[-2::-2], ranked[-1::-2][: n // 2]
+    if np.count_nonzero((2 * high <= budget.max_tokens) & (high - low <= budget.max_padding * (2 * high))) >= excess:
+        return
+    fewest = len(fewest_batches(np.arange(n), lengths, budget))
+    needed = -(-fewest // world_size) * world_size
+    if needed > n:
+        raise ValueError(
+            f"world_size is {world_size}, so {fewest} batches must become {needed} to give every rank the same number "
+            f"of steps, but there are only {n} samples, and max_tokens and max_padding allow no fewer batches. Use "
+            f"fewer ranks, more samples, or a larger max_tokens or max_padding."
+        )
+
+
+def fewest_batches(samples: Int64Array, lengths: Int64Array, budget: Budget) -> list[Int64Array]:
+    """The fewest legal batches of neighbours in order of length, by dynamic programming over the ranked samples."""
+    ranked = samples[np.lexsort((samples, lengths[samples]))]
+    length = lengths[ranked].tolist()
+    fewest, start = [0], [0]
+    for end in range(1, len(length) + 1):
+        longest = length[end - 1]
+        best, tokens = end - 1, longest
+        # Without its shortest sample a legal batch stays legal, so the first that is not legal ends the search.
+        for first in range(end - 2, -1, -1):
+            tokens += length[first]
+            padded = (end - first) * longest
+            if padded > budget.max_tokens or padded - tokens > budget.max_padding * padded:
+                break
+            if fewest[first] <= fewest[best]:
+                best = first
+        fewest.append(fewest[best] + 1)
+        start.append(best)
+    cuts = [len(length)]
+    while cuts[-1]:
+        cuts.append(start[cuts[-1]])
+    return np.split(ranked, cuts[-2:0:-1])
 
 
 def permutation(bits: np.random.PCG64, n: int) -> Int64Array:
@@ -145,11 +197,9 @@ def _complete(batches: _Batches, steps: Int64Array, pool: list[Int64Array], budg
         offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.concatenate(batches.sizes))))
     while n_samples < (needed := -(-len(pool) // world_size) * world_size):
         if not len(steps):
-            raise ValueError(
-                f"world_size is {world_size}, so {len(pool)} batches must become {needed} to give every rank the same "
-                f"number of steps, but there are only {n_samples} samples. Use fewer ranks, more samples, or a larger "
-                f"max_tokens."
-            )
+            pool = fewest_batches(np.concatenate(pool), lengths, budget)
+            needed = -(-len(pool) // world_size) * world_size
+            break
         for number in steps[-1].tolist():
             pool.append(members[offsets[number] : offsets[number + 1]])
             n_samples += len(pool[-1])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ._checks import IntsLike, as_int, as_lengths, as_share, shown
-from ._epoch import Budget, EpochPlan, permutation, plan_epoch
+from ._epoch import Budget, EpochPlan, check_feasible, permutation, plan_epoch
 from .bucketing import Buckets, bucket_by_length
 
 ORDERS = ("random", "sorted", "none")
@@ -41,7 +41,8 @@ class TokenBudgetSampler(torch.utils.data.Sampler[list[int]]):
         rank, world_size: this process and how many there are.
 
     Raises:
-        ValueError: a sample longer than ``max_tokens`` (it fits no batch), fewer samples than ranks, or a bad argument.
+        ValueError: a sample longer than ``max_tokens`` (it fits no batch), fewer samples than ranks,
+            too few samples to give every rank the same number of steps (in whatever epoch), or a bad argument.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class TokenBudgetSampler(torch.utils.data.Sampler[list[int]]):
                 f"world_size is {self.world_size}, but there are only {n} samples: some rank would get none. "
                 f"Use fewer ranks."
             )
+        check_feasible(self.lengths, Budget(self.max_tokens, self.max_padding), self.world_size)
         self.buckets: Buckets = bucket_by_length(self.lengths, n_buckets, max_spread=max_spread)
         self.epoch = 0
         self._settings = {

@@ -234,7 +234,7 @@ def test_a_series_is_read_by_place() -> None:
 def test_pack_collate_says_what_it_takes() -> None:
     plan = PackingPlan.from_bins([[0]], [2], 3)
     for bad in (None, [[0]]):
-        with pytest.raises(ValueError, match="plan must be a PackingPlan, got .*from_bins"):
+        with pytest.raises(ValueError, match=r"plan must be a PackingPlan, got .*from_bins"):
             pack_collate(bad, [[1, 2]], pad_id=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"sequences\[0\] must be a list.*got 5"):
         pack_collate(plan, [5, 6], pad_id=0)  # type: ignore[list-item]

@@ -222,7 +222,7 @@ def test_a_state_of_another_run_is_refused() -> None:
     for key, other in others.items():
         with pytest.raises(ValueError, match=rf"another run: .*{key} is "):
             good.load_state_dict(other.state_dict())
-    with pytest.raises(ValueError, match="state must be what TokenBudgetSampler.state_dict returned, got None"):
+    with pytest.raises(ValueError, match=r"state must be what TokenBudgetSampler\.state_dict returned, got None"):
         good.load_state_dict(None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="state has no epoch, step"):
         good.load_state_dict({"seed": 0})
@@ -308,13 +308,80 @@ def test_bad_arguments(lengths: list[int], max_tokens: int, settings: dict[str, 
 
 def test_equal_steps_that_cannot_be_are_refused() -> None:
     # Three samples of which each fills a batch cannot make two equal steps for two ranks.
-    sampler = TokenBudgetSampler([10, 10, 10], 10, world_size=2)
-    with pytest.raises(ValueError, match=r"3 batches must become 4 .* only 3 samples\. Use fewer ranks"):
-        list(sampler)
+    with pytest.raises(ValueError, match=r"3 batches must become 4 .* only 3 samples.*Use fewer ranks"):
+        TokenBudgetSampler([10, 10, 10], 10, world_size=2)
     # One that can be split, anywhere in the epoch, is enough.
     made = ranks([10, 10, 10, 10, 10, 10, 2, 2, 10], 10, 2, n_buckets=2, max_spread=None)
     assert sorted(itertools.chain(*made[0], *made[1])) == list(range(9))
     assert len(made[0]) == len(made[1]) == 5 or len(made[0]) == len(made[1]) == 4
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("lengths", "max_tokens", "world_size", "max_padding"),
+    [
+        ([50, 1, 50, 1, 1], 51, 2, 1.0),
+        ([37, 39, 30, 34, 11, 42, 16, 5], 100, 3, 0.05),
+    ],
+)
+def test_no_epoch_fails_where_another_does_not(
+    lengths: list[int], max_tokens: int, world_size: int, max_padding: float, order: Any
+) -> None:
+    # Shuffled, some epochs cut one batch more than can be made up to whole steps.
+    samplers = [
+        TokenBudgetSampler(
+            lengths,
+            max_tokens,
+            n_buckets=1,
+            max_padding=max_padding,
+            order=order,
+            rank=rank,
+            world_size=world_size,
+        )
+        for rank in range(world_size)
+    ]
+    epochs = []
+    for epoch in range(40):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        made = [list(sampler) for sampler in samplers]
+        assert len({len(batches) for batches in made}) == 1
+        assert sorted(i for batches in made for batch in batches for i in batch) == list(range(len(lengths)))
+        for batch in itertools.chain.from_iterable(made):
+            size = padded(np.array(lengths), batch)
+            assert size <= max_tokens
+            assert len(batch) == 1 or size - sum(lengths[i] for i in batch) <= max_padding * size
+        epochs.append(made)
+    samplers[0].set_epoch(8)
+    assert list(samplers[0]) == epochs[8][0]
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=7), st.integers(30, 90), st.sampled_from([0.05, 0.2, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_the_constructor_knows_for_every_epoch(lengths: list[int], max_tokens: int, max_padding: float) -> None:
+    def legal(batch: list[int]) -> bool:
+        size = len(batch) * max(batch)
+        return len(batch) == 1 or (size <= max_tokens and size - sum(batch) <= max_padding * size)
+
+    ranked = sorted(lengths)
+    fewest = min(
+        len(cuts) + 1
+        for count in range(len(ranked))
+        for cuts in itertools.combinations(range(1, len(ranked)), count)
+        if all(legal(ranked[a:b]) for a, b in itertools.pairwise([0, *cuts, len(ranked)]))
+    )
+    for world_size in range(2, len(lengths) + 1):
+        possible = -(-fewest // world_size) * world_size <= len(lengths)
+        for order in ORDERS:
+            arguments: dict[str, Any] = {"order": order, "max_padding": max_padding, "world_size": world_size}
+            if not possible:
+                with pytest.raises(ValueError, match="to give every rank the same number"):
+                    TokenBudgetSampler(lengths, max_tokens, **arguments)
+                continue
+            sampler = TokenBudgetSampler(lengths, max_tokens, **arguments)
+            for epoch in range(6):
+                sampler.set_epoch(epoch)
+                assert len(sampler) * world_size <= len(lengths)
 
 
 def test_no_samples_give_no_batches() -> None:
