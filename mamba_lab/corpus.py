@@ -167,7 +167,7 @@ def load_corpus(
             and reason.
         FileNotFoundError: there is no such file.
         ConnectionError: a data set on the hub cannot be reached.
-        ImportError: parquet or the hub, and the `datasets` library is missing.
+        ImportError: a parquet file and no `pyarrow` library, or the hub and no `datasets` library.
     """
     _check_arguments(name_or_path, on_error, text_field, streaming, max_line_bytes)
     name = str(name_or_path)
