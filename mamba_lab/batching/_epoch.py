@@ -117,10 +117,10 @@ def check_feasible(lengths: Int64Array, budget: Budget, world_size: int) -> None
     """Check that some plan gives every rank the same number of steps, in every epoch: the order does not matter.
 
     Any number of batches from the fewest to one a sample can be made, by splitting; a multiple of ``world_size`` must
-    be among them. The fewest are those of ``fewest_batches``.
+    be among them. As the fewest count those of ``fewest_batches``, which joins neighbours in length only.
 
     Raises:
-        ValueError: there is no such plan.
+        ValueError: there is no such plan among cuts in order of length.
     """
     n = len(lengths)
     excess = n % world_size
@@ -136,7 +136,7 @@ def check_feasible(lengths: Int64Array, budget: Budget, world_size: int) -> None
     if needed > n:
         raise ValueError(
             f"world_size is {world_size}, so {fewest} batches must become {needed} to give every rank the same number "
-            f"of steps, but there are only {n} samples, and max_tokens and max_padding allow no fewer batches. Use "
+            f"of steps, but there are only {n} samples, and no cut in order of length gives fewer batches. Use "
             f"fewer ranks, more samples, or a larger max_tokens or max_padding."
         )
 
@@ -187,7 +187,8 @@ def _complete(batches: _Batches, steps: Int64Array, pool: list[Int64Array], budg
     """Add steps for the batches in ``pool``, fewer than make up a step, by splitting some of them.
 
     A split breaks no limit: both halves are smaller, and of a batch in order of length the shortest sample can always
-    be split off. So only the number of samples counts; where the pool has too few, earlier steps join it.
+    be split off. So only the number of samples counts; where the pool has too few, earlier steps join it,
+    and where all together have too few, they are cut anew in order of length.
     """
     world_size = steps.shape[1]
     lengths = batches.lengths
