@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from mamba_lab.exercises.card import NOTHING, Card
@@ -17,7 +18,6 @@ from mamba_lab.exercises.compare import MOST_ITEMS, MOST_PLACES, differences, ha
 from mamba_lab.exercises.running import Outcome, call, deadline
 
 NOT_SOLVED = "not solved"
-_ANSWER = " answer"  # no input's name
 
 Case = dict[str, Any]
 
@@ -57,7 +57,7 @@ class Mistake:
             return outcome.error == self.raises.__name__
         if outcome.error is not None:
             return False
-        asked = call(self.when, {_ANSWER: outcome.value, **inputs}, seconds)  # type: ignore[arg-type]
+        asked = call(partial(self.when, outcome.value), inputs, seconds)  # type: ignore[arg-type]
         return asked.error is None and asked.value is True
 
 
@@ -177,11 +177,11 @@ class Exercise:
         return self._result(name, said, first, outcomes[first])
 
     def _outcomes(self, f: Callable[..., Any]) -> list[Outcome]:
-        """One for each case until the time is up: an endless loop in one case would be endless in the next."""
+        """One for each case until the time is up: what is endless in one case would be endless in the next."""
         end, outcomes = time.monotonic() + self.seconds, []
         for inputs in self.cases:
             outcomes.append(call(f, inputs, max(0.05, end - time.monotonic())))
-            if outcomes[-1].error == "TimeIsUp":
+            if outcomes[-1].error in ("TimeIsUp", "AnswerTooLarge"):
                 break
         return outcomes
 
@@ -212,7 +212,7 @@ class Exercise:
                 f"it changes its input {names}. Work on a copy: the caller still needs the original.",
             )
         if self.accept is not None:
-            said = call(self.accept, {_ANSWER: got, **self.cases[number]}, self.seconds)
+            said = call(partial(self.accept, got), self.cases[number], self.seconds)
             if said.error is not None:
                 return "wrong type", f"the answer has the wrong form: expected {kind(expected)}, got {kind(got)}"
             return ("wrong answer", str(said.value)) if said.value else None

@@ -54,6 +54,9 @@ def plain(value: Any) -> Any:
     return _Reader().read(value)
 
 
+_PLAIN = frozenset({bool, int, float, str, type(None), Rounded})
+
+
 class _Reader:
     """Counts the items of the whole value, so that nesting doesn't get round the limit."""
 
@@ -61,8 +64,10 @@ class _Reader:
         self.room = MOST_ITEMS
 
     def read(self, value: Any) -> Any:
-        if isinstance(value, Rounded):
+        if type(value) in _PLAIN:  # first, because asking for abstract classes is slow
             return value
+        if type(value) is list or type(value) is tuple:
+            return [self.read(item) for item in self._items(value)]
         if _is_array(value):
             return self._array(value)
         if isinstance(value, (list, tuple, range, deque, Iterator, KeysView, ValuesView, ItemsView)):

@@ -56,6 +56,16 @@ check_valid_ratio = Exercise(
             wrong=lambda lengths: 1 / len(lengths),
         ),
         Mistake(
+            "longest over sum",
+            "This is one row divided by the real tokens. A share is the part over the whole: real tokens over positions.",
+            wrong=lambda lengths: max(lengths) / sum(lengths),
+        ),
+        Mistake(
+            "mean length",
+            "This is the mean length of a document. Divide by the longest too: all rows are as long as that one.",
+            wrong=lambda lengths: sum(lengths) / len(lengths),
+        ),
+        Mistake(
             "rounded down",
             "The sign // throws the fraction away. A share needs /.",
             wrong=lambda lengths: math.floor(_valid_ratio(lengths)),
@@ -151,6 +161,11 @@ def _compares(part: Callable[[Rows, int], object]) -> Callable[[Predict, list[in
         return part(predict(changed), start) != part(predict(ids), start)
 
     return leaks
+
+
+def _first_token_and_rounded(predict: Predict, ids: list[int], start: int) -> bool:
+    changed = [ids[0] + 1, *ids[1:]]
+    return _rounded(predict(changed), start) != _rounded(predict(ids), start)
 
 
 def _looks_through_a_slit(predict: Predict, ids: list[int], start: int) -> bool:
@@ -250,6 +265,12 @@ check_leaks = Exercise(
             "It hears a loud leak and misses those that show in few places. Change every token before `start`, and "
             "compare every output from `start` on.",
             wrong=_looks_through_a_slit,
+        ),
+        Mistake(
+            "the first token only, and a tolerance",
+            "Two things hide leaks here: only the first token of A is changed, and a faint change counts as none. "
+            "Change every token before `start`, and compare with ==.",
+            wrong=_first_token_and_rounded,
         ),
         Mistake(
             "compares the winners only",

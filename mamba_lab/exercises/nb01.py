@@ -48,8 +48,8 @@ def _accept_choice(answer: Any, xs: list[float]) -> str | None:
 
 
 def _floats(part: list[Any]) -> list[float]:
-    """Fractions and decimals as floats; a float stays, with the precision that it came in."""
-    return [number if isinstance(number, float) else float(number) for number in part]
+    """Fractions and decimals as floats; a float stays, with the precision that it came in. A string raises."""
+    return [number if isinstance(number, float) else float(number + 0) for number in part]
 
 
 def _fits_a_float(part: list[Any]) -> bool:

@@ -49,6 +49,16 @@ check_padded_size = Exercise(
             "Rows are as long as the longest document, wherever it stands in the list.",
             wrong=lambda lengths: len(lengths) * lengths[-1],
         ),
+        Mistake(
+            "documents times the sum",
+            "This makes each row as long as all documents together. A row is as long as the longest document.",
+            wrong=lambda lengths: len(lengths) * sum(lengths),
+        ),
+        Mistake(
+            "longest times longest",
+            "The width is right: the longest document. The height is the number of documents.",
+            wrong=lambda lengths: max(lengths) ** 2,
+        ),
     ],
     hints=(
         "Draw the batch as a rectangle: one row for each document. How wide is it?",

@@ -47,6 +47,8 @@ def test_valid_ratio_wrong_answers():
             "percent instead of a share": lambda lengths: round(100 * loop_ratio(lengths), 6),
             "upside down": lambda lengths: all_places(lengths) / sum(lengths),
             "mean over sum": lambda lengths: np.mean(lengths) / np.sum(lengths),
+            "longest over sum": lambda lengths: max(lengths) / sum(lengths),
+            "mean length": lambda lengths: sum(lengths) / len(lengths),
             "rounded down": lambda lengths: sum(lengths) // (len(lengths) * max(lengths)),
             "changes its input": sorts,
             "wrong type": lambda lengths: f"{loop_ratio(lengths):.2f}",
@@ -138,6 +140,9 @@ def test_leaks_wrong_answers():
                 predict(sorted(ids[:start], reverse=True) + ids[start:])[start:] != predict(ids)[start:]
             ),
             "one token and one output": lambda predict, ids, start: predict([77, *ids[1:]])[-1] != predict(ids)[-1],
+            "the first token only, and a tolerance": lambda predict, ids, start: (
+                not np.allclose(predict([ids[0] + 1, *ids[1:]])[start:], predict(ids)[start:])
+            ),
             "compares the winners only": compare(
                 lambda x, y, start: np.argmax(x, axis=1)[start:].tolist() != np.argmax(y, axis=1)[start:].tolist()
             ),

@@ -93,11 +93,15 @@ def test_cut_documents_wrong_answers():
         check_cut_documents,
         {
             "only the long ones": lambda lengths, c: sum((n - 1) // c > 0 for n in lengths),
-            "a boundary at a joint counted as a cut": walk(lambda start, stop, c: start // c != stop // c),
+            "a chunk edge at a joint counted as a cut": walk(lambda start, stop, c: start // c != stop // c),
             "counts cuts": walk(lambda start, stop, c: sum(p % c == 0 for p in range(start + 1, stop))),
-            "counts every boundary": lambda lengths, c: math.ceil(sum(lengths) / c) - 1,
+            "counts chunk edges, not documents": lambda lengths, c: math.ceil(sum(lengths) / c) - 1,
             "looks at the ends only": walk(lambda start, stop, c: stop % c > 0),
             "counts the whole ones": walk(lambda start, stop, c: start // c == (stop - 1) // c),
             "wrong type": lambda lengths, c: [n for n in lengths if n > c],
         },
     )
+
+
+def test_the_edge_at_the_end_of_the_stream_is_a_chunk_edge_too():
+    assert check_cut_documents.run(lambda n, c: sum(n) // c).mistake == "counts chunk edges, not documents"

@@ -32,6 +32,8 @@ def test_padded_size_wrong_answers():
             "number of documents": lambda lengths: len(lengths),
             "padding only": lambda lengths: sum(max(lengths) - n for n in lengths),
             "one row only": lambda lengths: sorted(lengths)[-1],
+            "documents times the sum": lambda lengths: len(lengths) * sum(lengths),
+            "longest times longest": lambda lengths: max(lengths) ** 2,
             "the last for the longest": lambda lengths: lengths[-1] * len(lengths),
             "changes its input": lambda lengths: len(lengths) * (lengths.sort() or lengths[-1]),
             "wrong type": lambda lengths: [max(lengths)] * len(lengths),
