@@ -57,7 +57,7 @@ check_valid_ratio = Exercise(
         ),
         Mistake(
             "longest over sum",
-            "This is one row divided by the real tokens. A share is the part over the whole: real tokens over positions.",
+            "This is one row over the real tokens. A share is the part over the whole: real tokens over positions.",
             wrong=lambda lengths: max(lengths) / sum(lengths),
         ),
         Mistake(
