@@ -57,7 +57,7 @@ class Mistake:
             return outcome.error == self.raises.__name__
         if outcome.error is not None:
             return False
-        asked = call(partial(self.when, outcome.value), inputs, seconds)  # type: ignore[misc]
+        asked = call(partial(self.when, outcome.value), inputs, seconds)  # type: ignore[arg-type,misc]
         return asked.error is None and asked.value is True
 
 
