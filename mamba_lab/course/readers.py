@@ -6,9 +6,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .normalise import source_hash, without_outputs, write
 from .notebooks import Notebook, read, select
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
 
 # Per copy, the hash of the notebook it was made from: tells an update of the course from the reader's own work.
 RECORD = ".copied.json"
@@ -66,10 +70,10 @@ def copy_notebooks(notebooks: Sequence[Notebook], my: Path) -> CopyReport:
 def reset(notebooks: Sequence[Notebook], wanted: str, my: Path) -> list[tuple[str, str | None]]:
     """Restore the copies that ``wanted`` names (a number or a name) and keep the old ones beside them.
 
-    Returns pairs (restored name, name under which the old one was kept or None when there was none). Of a number with
-    a solution only the notebook is restored, unless the solution was copied too. An old copy is renamed to
-    ``NN_name.kept-1.ipynb``, or the first free number after it. Raises ValueError listing what exists when ``wanted``
-    matches nothing.
+    Returns pairs (restored name, name under which the old one was kept or None when there was none to keep). Of a
+    number with a solution only the notebook is restored, unless the solution was copied too. An untouched copy needs no
+    keeping; any other is renamed to ``NN_name.kept-1.ipynb``, or the first free number after it. Raises ValueError
+    listing what exists when ``wanted`` matches nothing.
     """
     chosen = [n for n in select(notebooks, [wanted]) if not n.is_solution or (my / str(n)).exists()]
     record = _read_record(my)
@@ -78,13 +82,22 @@ def reset(notebooks: Sequence[Notebook], wanted: str, my: Path) -> list[tuple[st
         name = str(notebook)
         target = my / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        kept = _keep(target) if target.exists() else None
         source = read(notebook.path)
+        kept = _keep(target) if target.exists() and not _is_untouched(target, source) else None
         record[name] = source_hash(source)
         write(without_outputs(source), target)
         done.append((name, None if kept is None else kept.relative_to(my).as_posix()))
     _write_record(my, record)
     return done
+
+
+def _is_untouched(target: Path, source: NotebookNode) -> bool:
+    """Whether a copy holds nothing of its reader: the course's cells, and no output."""
+    try:
+        copy = read(target)
+    except (OSError, ValueError):
+        return False
+    return source_hash(copy) == source_hash(source) and not any(cell.get("outputs") for cell in copy.cells)
 
 
 def _keep(target: Path) -> Path:

@@ -151,6 +151,7 @@ def test_solutions_come_only_when_asked_for(checkout: Path) -> None:
     assert "solutions/05_packing.ipynb" not in names(checkout / "my")
     assert main(["my", "--solutions"]) == 0
     assert "solutions/05_packing.ipynb" in names(checkout / "my")
+    (checkout / "my" / "solutions" / "05_packing.ipynb").write_text("mine")
     main(["reset", "05"])
     assert "solutions/05_packing.kept-1.ipynb" in names(checkout / "my")
 
@@ -176,3 +177,16 @@ def test_a_file_in_the_folders_place_and_a_broken_record_are_named(
         capsys.readouterr()
         assert main(["my"]) == 1
         assert ".copied.json cannot be read" in capsys.readouterr().err
+
+
+def test_reset_of_an_untouched_copy_keeps_nothing(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["my"])
+    my = checkout / "my"
+    for _ in range(2):
+        assert main(["reset", "05"]) == 0
+    assert not list(my.glob("*.kept-*"))
+    executed = read(my / "05_packing.ipynb")
+    executed.cells[1].outputs = [nbformat.v4.new_output("stream", text="mine")]
+    nbformat.write(executed, my / "05_packing.ipynb")
+    assert main(["reset", "05"]) == 0
+    assert [path.name for path in my.glob("*.kept-*")] == ["05_packing.kept-1.ipynb"]

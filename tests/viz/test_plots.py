@@ -123,3 +123,15 @@ def test_block_marks_exactly_the_two_parts_that_look_back() -> None:
     said = words(diagrams.block_diagram())
     assert said.count("needs boundaries") == 2
     assert {"conv1d", "selective scan", "element-wise", "token-wise", "sequence-wise"} <= set(said)
+
+
+def test_tokens_that_say_nothing_are_left_out_and_the_axis_can_be_fixed() -> None:
+    before = {"a": 0.95, "b": 0.03, "c": 0.005, "d": 0.0}
+    after = {"a": 0.004, "b": 0.03, "c": 0.005, "d": 0.96}
+    ax = plots.next_token_bars(before, after, top=4).axes[0]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "d"]
+    assert ax.get_xlim()[1] < 1.09
+    faint = plots.next_token_bars({"a": 0.001, "b": 0.002}, {"a": 0.001, "b": 0.002}).axes[0]
+    assert [label.get_text() for label in faint.get_yticklabels()] == ["b"]
+    fixed = plots.next_token_bars({"a": 0.2}, {"a": 0.1}, limit=1).axes[0]
+    assert fixed.get_xlim() == (0, 1.09)
