@@ -24,7 +24,10 @@ def stored(path: Path, *cells: tuple[str, str]) -> Path:
 
 def test_a_notebook_that_holds_passes_with_fd_output_seen_and_minus_zero_forgiven(tmp_path: Path) -> None:
     # Fails when the kernel's environment has PYTEST_CURRENT_TEST: what C code prints would then be missing.
-    below = "import ctypes\n_ = ctypes.CDLL(None).puts(b'from C')\n_ = ctypes.CDLL(None).fflush(None)"
+    # A thread of the kernel reads it, so the cell must not end before: a cell that does loses it now and then.
+    below = (
+        "import ctypes, time\n_ = ctypes.CDLL(None).puts(b'from C')\n_ = ctypes.CDLL(None).fflush(None)\ntime.sleep(1)"
+    )
     verdict = nbval(stored(tmp_path / "good.ipynb", ("print(-0.0, -0.05)", "0.0 -0.05\n"), (below, "from C\n")))
     assert verdict.ok, verdict.report
     assert "2 passed" in verdict.report
