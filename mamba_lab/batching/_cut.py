@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from mamba_lab.log import log_once
+
 from ._checks import INT64_MAX
-from ._log import log_once
 
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ._log import log_once
+from mamba_lab.log import log_once
+
 from .boundaries import Boundaries
 
 IGNORE = -100

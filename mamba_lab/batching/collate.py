@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from mamba_lab.log import log_once
+
 from ._checks import INT32_MAX, IntsLike, as_host_ints, as_int, shown
-from ._log import log_once
 from .batch import IGNORE, Batch
 from .boundaries import Boundaries
 from .plan import PackingPlan

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -13,6 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
+
+from mamba_lab.log import log_once
 
 log = logging.getLogger("mamba_lab")
 
@@ -33,10 +34,16 @@ def cache_roots() -> list[Path]:
         try:
             roots.append(Path(shared).expanduser().absolute())
         except RuntimeError:
-            log_once(f"MAMBA_LAB_CACHE names the home folder of a user that does not exist ({shared}): it is left out")
+            log_once(
+                logging.WARNING,
+                f"MAMBA_LAB_CACHE names the home folder of a user that does not exist ({shared}): it is left out",
+            )
         else:
             if (trouble := _unusable(roots[0])) is not None:
-                log_once(f"MAMBA_LAB_CACHE cannot be used ({trouble}): libraries come from the private cache")
+                log_once(
+                    logging.WARNING,
+                    f"MAMBA_LAB_CACHE cannot be used ({trouble}): libraries come from the private cache",
+                )
                 roots.clear()
     return roots + ([private] if private is not None and private not in roots else [])
 
@@ -51,12 +58,6 @@ def _unusable(root: Path) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-@functools.lru_cache(maxsize=64)
-def log_once(message: str) -> None:
-    """A warning that this process gives once."""
-    log.warning("%s", message)
 
 
 def private_root() -> Path | None:

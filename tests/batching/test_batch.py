@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from mamba_lab.batching import Batch, PackingPlan, _log, chunk_fixed, pack_collate, pad_collate
+from mamba_lab.batching import Batch, PackingPlan, chunk_fixed, pack_collate, pad_collate
+from mamba_lab.log import log_once
 
 DOCUMENTS = [[10, 11, 12, 13], [20, 21], [30, 31, 32], [40, 41, 42, 43, 44, 45, 46]]
 
@@ -73,7 +74,7 @@ def test_huggingface_shift_gives_our_targets(sequences: list[list[int]], capacit
 
 
 def test_targets_that_labels_cannot_hold_are_counted(caplog: pytest.LogCaptureFixture) -> None:
-    _log.log_once.cache_clear()
+    log_once.cache_clear()
     cut = pack_collate(chunk_fixed([7], 3), DOCUMENTS[3:], pad_id=0, rows=[0, 1])
     with caplog.at_level(logging.WARNING, logger="mamba_lab"):
         in_rows = cut.to_huggingface(padding_free=False)["labels"]

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_lab.batching import Batch, Boundaries, PackingPlan, _log, chunk_fixed, pack_collate, pad_collate
+from mamba_lab.batching import Batch, Boundaries, PackingPlan, chunk_fixed, pack_collate, pad_collate
+from mamba_lab.log import log_once
 
 # Distinct ids, so that a token in the wrong place is seen. 0 and the pad id 7 occur inside on purpose (case 20).
 DOCUMENTS = [[0, 7, 12, 13], [20, 21], [30, 0, 32], [40, 41, 42, 43, 44, 45, 7]]
@@ -155,7 +156,7 @@ def test_rows_and_indices_choose_and_order() -> None:
 
 
 def test_isolate_false_is_one_sequence_a_row_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    _log.log_once.cache_clear()
+    log_once.cache_clear()
     plan = PackingPlan.from_bins([[1, 0], [], [2]], LENGTHS, 7)
     with caplog.at_level(logging.WARNING, logger="mamba_lab"):
         leaky = pack_collate(plan, DOCUMENTS, pad_id=9, isolate=False)

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_lab.batching import _cut, _log
+from mamba_lab.batching import _cut
 from mamba_lab.lengths import published_lengths
+from mamba_lab.log import log_once
 from mamba_lab.ops import NativeUnavailable, build
 
 
@@ -95,7 +96,7 @@ def test_the_choice_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
     monkeypatch.setattr(_cut, "NATIVE_FROM", 1)
     monkeypatch.setattr(build, "load_library", unavailable)
-    _log.log_once.cache_clear()
+    log_once.cache_clear()
     lengths = np.array([3, 4, 5], np.int64)
     with caplog.at_level(logging.INFO, logger="mamba_lab"):
         for _ in range(2):
@@ -106,7 +107,7 @@ def test_the_choice_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     if _cut.native_available():
         monkeypatch.setattr(_cut, "NATIVE_FROM", 1)
         caplog.clear()
-        _log.log_once.cache_clear()
+        log_once.cache_clear()
         monkeypatch.setattr(_cut, "cut_in_python", None)
         with caplog.at_level(logging.INFO, logger="mamba_lab"):
             for _ in range(2):

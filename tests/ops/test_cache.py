@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from native_workshop import PLAIN, STALL, Workshop
 
+from mamba_lab.log import log_once
 from mamba_lab.ops import build, cache
 from mamba_lab.ops.build import NativeUnavailable, build_library, load_library
 
@@ -280,7 +281,7 @@ def test_a_shared_cache_that_cannot_be_used_is_said_once_and_left_out(
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("MAMBA_LAB_CACHE", value if value.startswith("~") else str(tmp_path / value))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "private"))
-    cache.log_once.cache_clear()
+    log_once.cache_clear()
     with caplog.at_level("WARNING", logger="mamba_lab"):
         assert cache.cache_roots() == cache.cache_roots() == [tmp_path / "private" / "mamba_lab"]
     assert len(caplog.messages) == 1
@@ -296,6 +297,6 @@ def test_a_shared_cache_that_may_not_be_entered_is_left_out(
     monkeypatch.setenv("MAMBA_LAB_CACHE", str(tmp_path / "closed"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "private"))
     monkeypatch.setattr(Path, "exists", forbidden)
-    cache.log_once.cache_clear()
+    log_once.cache_clear()
     assert cache.cache_roots() == [tmp_path / "private" / "mamba_lab"]
     assert "Permission denied" in caplog.text
