@@ -8,6 +8,7 @@ from .boundaries import Boundaries
 from .bucketing import Buckets, bucket_by_length
 from .chunking import chunk_fixed
 from .collate import pack_collate, pad_collate
+from .packing import pack_best_fit, pack_greedy, pack_sequential
 from .plan import PackingPlan
 from .sampler import TokenBudgetSampler
 
@@ -21,6 +22,9 @@ __all__ = [
     "audit_batches",
     "bucket_by_length",
     "chunk_fixed",
+    "pack_best_fit",
     "pack_collate",
+    "pack_greedy",
+    "pack_sequential",
     "pad_collate",
 ]
