@@ -99,11 +99,12 @@ def packer(order=lambda lengths: sorted(lengths, reverse=True), room=0, choose=l
     return f
 
 
-def never_asks_again(lengths, capacity):
+def room_behind_the_first(lengths, capacity):
     rows = []
     for n in sorted(lengths, reverse=True):
-        if rows and n <= capacity - rows[0][0]:
-            rows[0].append(n)
+        fits = [row for row in rows if n <= capacity - row[0]]
+        if fits:
+            fits[0].append(n)
         else:
             rows.append([n])
     return rows
@@ -135,7 +136,7 @@ def test_first_fit_decreasing_wrong_answers():
             "takes the emptiest": packer(choose=lambda fits, rows: min(fits, key=sum)),
             "refuses an exact fit": packer(room=1),
             "indices instead of lengths": with_places,
-            "a row above capacity": never_asks_again,
+            "a row above capacity": room_behind_the_first,
             "a document lost": packer(opens=False),
             "wrong type": lambda lengths, capacity: len(first_fit(lengths, capacity)),
         },
