@@ -7,16 +7,23 @@ a new bin opens. At the end pieces return to data order in their bins, and bins 
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, insort
 from collections import deque
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
+
+from mamba_lab.log import log_once
 
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Int32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 # offsets [n_bins + 1], sequence [n], start [n], stop [n], as a PackingPlan holds them.
 Csr: TypeAlias = "tuple[Int64Array, Int64Array, Int32Array, Int32Array]"
+
+# Below this, Python needs some ten milliseconds at most, less than looking for the library.
+NATIVE_FROM = 10_000
 
 
 def next_fit(lengths: Int64Array, capacity: int, split: bool) -> Csr:
@@ -27,6 +34,8 @@ def next_fit(lengths: Int64Array, capacity: int, split: bool) -> Csr:
         capacity: the tokens of a bin.
         split: cut a sequence above ``capacity`` at its multiples; otherwise only its first ``capacity`` tokens count.
     """
+    if len(lengths) >= NATIVE_FROM and native_available():
+        return next_fit_in_cpp(lengths, capacity, split)
     return next_fit_in_python(lengths, capacity, split)
 
 
@@ -37,7 +46,57 @@ def best_fit(lengths: Int64Array, capacity: int, buffer_size: int, split: bool) 
         lengths, capacity, split: as for ``next_fit``.
         buffer_size: at least 1; from N on it is the whole set.
     """
+    if len(lengths) >= NATIVE_FROM and native_available():
+        return best_fit_in_cpp(lengths, capacity, buffer_size, split)
     return best_fit_in_python(lengths, capacity, buffer_size, split)
+
+
+def native_available() -> bool:
+    """Whether the C++ packers can be used here; says once which are used and why."""
+    # Imported here: short lists need no compiler and no cache.
+    from mamba_lab.ops.build import load_library
+    from mamba_lab.ops.toolchain import NativeUnavailable
+
+    try:
+        load_library("packing")
+    except NativeUnavailable as error:
+        log_once(logging.WARNING, f"Sequences are packed in Python, several times slower than in C++. {error}")
+        return False
+    log_once(logging.INFO, "Sequences are packed in C++ (packing).")
+    return True
+
+
+def next_fit_in_cpp(lengths: Int64Array, capacity: int, split: bool) -> Csr:
+    """``csrc/cpu/packing.cpp``. ``native_available`` must have returned True.
+
+    Raises:
+        ValueError: ``lengths`` is no contiguous int64 array of one dimension.
+        MemoryError: the plan does not fit into memory.
+    """
+    return _from_cpp(torch.ops.mamba_lab.pack_next_fit(_as_tensor(lengths), capacity, split))
+
+
+def best_fit_in_cpp(lengths: Int64Array, capacity: int, buffer_size: int, split: bool) -> Csr:
+    """As ``next_fit_in_cpp``."""
+    return _from_cpp(torch.ops.mamba_lab.pack_best_fit(_as_tensor(lengths), capacity, buffer_size, split))
+
+
+def _as_tensor(lengths: Int64Array) -> torch.Tensor:
+    # Checked here, because the C++ side checks nothing: it reads the memory as int64.
+    if not isinstance(lengths, np.ndarray) or lengths.dtype != np.int64 or lengths.ndim != 1:
+        got = f"{lengths.dtype} {list(lengths.shape)}" if hasattr(lengths, "dtype") else type(lengths).__name__
+        raise ValueError(f"lengths must be a NumPy int64 array of one dimension, got {got}.")
+    if not lengths.flags.c_contiguous:
+        raise ValueError("lengths must be contiguous. Use np.ascontiguousarray.")
+    # PyTorch warns of arrays that it may not write to (a memory map), though nobody writes here.
+    return torch.from_numpy(lengths if lengths.flags.writeable else lengths.copy())
+
+
+def _from_cpp(made: tuple[torch.Tensor, ...]) -> Csr:
+    offsets, sequence, start, stop = (tensor.numpy() for tensor in made)
+    if len(offsets) == 0:
+        raise MemoryError("The plan does not fit into memory. Pack the lengths in several parts.")
+    return offsets, sequence, start, stop
 
 
 def next_fit_in_python(lengths: Int64Array, capacity: int, split: bool) -> Csr:

@@ -93,7 +93,7 @@ def _checked(
     lengths: IntsLike, capacity: int, overflow: object
 ) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int, int]:
     """Lengths, capacity, and how many tokens truncation drops."""
-    host = as_lengths(lengths)
+    host = as_lengths(lengths, copy=False)
     capacity = as_int(capacity, "capacity", minimum=1)
     if capacity > INT32_MAX:
         raise ValueError(f"capacity is {capacity}, above the int32 limit {INT32_MAX} of token positions.")
