@@ -21,6 +21,7 @@ examples:
   mamba-lab my                        copy the notebooks to my/, where you work
   mamba-lab reset 02                  restore notebook 02 in my/, keep the old one beside it
   mamba-lab course --only 02          execute notebook 02 and write its page
+  mamba-lab pack my.jsonl             what packing saves on your documents, and how to pack them
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
 """
 
@@ -66,6 +67,7 @@ def _say(message: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from mamba_lab.course.commands import add_course, add_my, add_reset
+    from mamba_lab.pack_command import add_pack
 
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -107,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add_my(commands)
     add_reset(commands)
     add_course(commands)
+    add_pack(commands)
 
     bench = commands.add_parser(
         "bench",
