@@ -11,6 +11,8 @@ from .collate import pack_collate, pad_collate
 from .packing import pack_best_fit, pack_greedy, pack_sequential
 from .plan import PackingPlan
 from .sampler import TokenBudgetSampler
+from .target_check import TargetReport, check_targets
+from .targets import make_targets
 
 __all__ = [
     "Batch",
@@ -18,10 +20,13 @@ __all__ = [
     "Boundaries",
     "Buckets",
     "PackingPlan",
+    "TargetReport",
     "TokenBudgetSampler",
     "audit_batches",
     "bucket_by_length",
+    "check_targets",
     "chunk_fixed",
+    "make_targets",
     "pack_best_fit",
     "pack_collate",
     "pack_greedy",
