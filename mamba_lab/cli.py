@@ -23,6 +23,7 @@ examples:
   mamba-lab course --only 02          execute notebook 02 and write its page
   mamba-lab pack my.jsonl             what packing saves on your documents, and how to pack them
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
+  mamba-lab bench packing             measure the packers, write data/results/packing.json
 """
 
 
@@ -116,9 +117,12 @@ def _parser() -> argparse.ArgumentParser:
         help="measure, and write a record with the machine, the versions and every sample",
         description="Writes data/results/NAME.json. Close other programs first: a busy machine is measured too.",
     )
-    bench.add_argument("name", choices=("batching",), help="what to measure")
+    bench.add_argument("name", choices=("batching", "packing"), help="what to measure")
     bench.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed repeats of each part (5)")
     bench.add_argument("--output", type=Path, metavar="DIR", help="folder of the record (data/results)")
+    bench.add_argument(
+        "--full", action="store_true", help="packing: also 100 million lengths, in 4 GB of memory and about a minute"
+    )
     bench.set_defaults(func=_bench)
     return parser
 
@@ -136,6 +140,12 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    if args.name == "packing":
+        from mamba_lab.bench import packing
+
+        return packing.run(repeats=args.repeats, output=args.output, full=args.full)
+    if args.full:
+        raise ValueError(f"--full belongs to bench packing, and name is {args.name}")
     from mamba_lab.bench import batching
 
     return batching.run(repeats=args.repeats, output=args.output)

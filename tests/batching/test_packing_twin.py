@@ -182,6 +182,13 @@ def test_no_other_array_reaches_the_cpp_functions(monkeypatch: pytest.MonkeyPatc
         _pack.next_fit_in_cpp(good, 10, True)
 
 
+def test_lengths_are_copied_only_where_pytorch_would_warn() -> None:
+    lengths = np.arange(4)
+    assert _pack._as_tensor(lengths).data_ptr() == lengths.ctypes.data
+    lengths.setflags(write=False)
+    assert _pack._as_tensor(lengths).data_ptr() != lengths.ctypes.data
+
+
 SHORT_OF_MEMORY = """
 import resource
 from pathlib import Path
