@@ -70,9 +70,9 @@ def pack_greedy(
 def pack_best_fit(lengths: IntsLike, capacity: int, *, overflow: Overflow = "error") -> PackingPlan:
     """Pack the whole set at once: longest first, each where the least room is left (best fit decreasing).
 
-    It never needs more than 11/9 of the fewest possible bins and 6/9 of a bin (Johnson et al., 1974; Dosa, 2007, for
-    the constant). With a hundred thousand documents and more next to nothing is left empty. The price: a document may
-    move anywhere in the data set.
+    It never needs more than 11/9 of the fewest possible bins and 4 more (Johnson et al., SIAM J. Comput. 3, 1974).
+    With a hundred thousand documents next to nothing is left empty. The price: a document may move anywhere in the
+    data set.
 
     Args:
         lengths, capacity, overflow: as for ``pack_sequential``.
