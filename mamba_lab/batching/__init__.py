@@ -11,6 +11,7 @@ from .collate import pack_collate, pad_collate
 from .packing import pack_best_fit, pack_greedy, pack_sequential
 from .plan import PackingPlan
 from .sampler import TokenBudgetSampler
+from .stream import PackedStream, StreamCounts
 from .target_check import TargetReport, check_targets
 from .targets import make_targets
 
@@ -19,7 +20,9 @@ __all__ = [
     "BatchAudit",
     "Boundaries",
     "Buckets",
+    "PackedStream",
     "PackingPlan",
+    "StreamCounts",
     "TargetReport",
     "TokenBudgetSampler",
     "audit_batches",
