@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from mamba_lab.viz.colours import INK, MUTED, SERIES
 from mamba_lab.viz.style import DASHES, SMALL, new_figure, style
@@ -40,8 +40,9 @@ def padding_by_buffer(
         if reference is not None:
             ax.axhline(reference[1], color=INK, linestyle="--", linewidth=1.3, label=reference[0])
         ax.set_xticks(list(buffers), [f"{value:,}" for value in buffers], fontsize=SMALL)
-        ax.minorticks_off()
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:g}%"))
+        ax.minorticks_off()
         ax.grid(axis="y")
         ax.set_xlabel("documents in the buffer (logarithmic)")
         ax.set_ylabel("padding rate (logarithmic)")
