@@ -67,7 +67,8 @@ def check_targets(
     - *shifted twice*, *not shifted*, *not the next token*: inside a sequence, a target that is not the next token.
     - *unmasked boundary*: a sequence's last token has the first token of its neighbour in the row as target.
     - *all masked*, *nearly all masked*: no target at all, or for fewer than ``min_target_share`` of the tokens.
-    - *miscounted*: ``n_target_tokens``, by which the loss is divided, is not the number of targets.
+    - *miscounted*: ``n_target_tokens``, by which the loss is divided, is not the number of targets, and
+      nothing above explains it.
 
     What is certain: padding is known from the boundaries, so a target there is a mistake, and so is one inside a
     sequence that is not the next token: repeated tokens never look shifted. What is statistical: the *name* of a wrong
@@ -218,7 +219,7 @@ def _report(found: _Found, pad_id: int | None, min_share: float) -> TargetReport
     if masked:
         counts[masked] = found.n_tokens - found.n_targets
         findings.append(f"{masked}: {what}. {_REMEDY[masked]}")
-    if counts["miscounted"]:
+    if counts["miscounted"] and not findings:  # else it follows from what was found
         findings.append(
             f"miscounted: {_n(counts['miscounted'], 'batch')}; {first['miscounted']}. {_REMEDY['miscounted']}"
         )
