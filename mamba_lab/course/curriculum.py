@@ -37,7 +37,7 @@ CURRICULUM: tuple[Entry, ...] = (
     Entry("01", "mamba_in_one_page", "What does a Mamba remember, and which of its parts carry memory?", 40, ("00",)),
     Entry("02", "fixed_length_chunking", "What do chunks of a fixed length cost?", 30, ("00",)),
     Entry("03", "bucketed_padding", "How far do buckets and token budgets get?", 35, ("02",)),
-    Entry("04", "label_masking", "Which positions may teach?", 35, ("01",), written=False),
+    Entry("04", "label_masking", "Which positions may teach?", 35, ("01",)),
     Entry(
         "05",
         "sequential_packing",
