@@ -94,6 +94,7 @@ def test_documents_just_over_half_the_capacity_get_another_capacity() -> None:
     assert pack_best_fit(lengths, advice.capacity).padding_rate < 0.03
     assert "fit together badly" in advice.reason
     assert advice.documents_cut == 0
+    assert recommend([1040] * 3000).capacity == 2112  # the smallest that is good, though larger ones waste less
 
 
 def test_a_given_capacity_is_kept_and_split_documents_are_counted() -> None:
