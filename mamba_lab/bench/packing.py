@@ -241,7 +241,11 @@ def _table(payload: Mapping[str, Any]) -> str:
         lines.append(f"{found['lengths']:,} lengths, {name}, fastest of {len(found['sequential_s'])}: {said}.")
     lines += [
         f"{one['lengths']:>11,} lengths, {one['packer']}: {statistics.median(one['seconds']):.2f} s, "
-        f"{one['bytes_per_length']:.0f} bytes a length beside the lengths."
+        + (
+            "memory not measured."
+            if one["bytes_per_length"] is None
+            else f"{one['bytes_per_length']:.0f} bytes a length beside the lengths."
+        )
         for one in payload["scale"]
     ]
     for name, peers in payload["peers"].items():

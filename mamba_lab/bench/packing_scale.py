@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,6 +42,7 @@ def in_own_process(packer: str, n: int, capacity: int, repeats: int) -> dict[str
 def measure(packer: str, n: int, capacity: int, repeats: int) -> dict[str, Any]:
     """Seconds of each repeat, and peak memory in bytes a length, without the lengths themselves.
 
+    Memory is None where the system does not tell (it is Linux that does).
     The first repeat is counted too: it also pays for memory that the system hands out for the first time.
     """
     lengths = np.empty(n, np.int64)
@@ -49,7 +51,7 @@ def measure(packer: str, n: int, capacity: int, repeats: int) -> dict[str, Any]:
         part[:] = published_lengths(len(part), seed=number)
     pack = PACKERS[packer]
     pack(lengths[:20_000], capacity)  # loads the library
-    before = _peak_bytes()
+    before = _memory("VmRSS") if _reset_peak() else None
     made: list[PackingPlan] = []
 
     def again() -> None:
@@ -57,7 +59,7 @@ def measure(packer: str, n: int, capacity: int, repeats: int) -> dict[str, Any]:
         made.append(pack(lengths, capacity))
 
     samples = time_samples(again, repeats, warm_up=0)
-    memory = _peak_bytes() - before
+    peak = _memory("VmHWM")
     (plan,) = made
     return {
         "packer": packer,
@@ -66,15 +68,26 @@ def measure(packer: str, n: int, capacity: int, repeats: int) -> dict[str, Any]:
         "bins": plan.n_bins,
         "padding_rate": plan.padding_rate,
         "seconds": samples,
-        "bytes_per_length": memory / n,
+        "bytes_per_length": None if before is None or peak is None else (peak - before) / n,
     }
 
 
-def _peak_bytes() -> int:
-    import resource  # not on Windows, where there is no native code either
+def _memory(what: str) -> int | None:
+    """Bytes of this process, now (VmRSS) or at most since the last reset (VmHWM); None where Linux does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:")), None)
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+
+def _reset_peak() -> bool:
+    # Without this, what importing PyTorch took for a moment would hide what a million lengths take.
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
 
 
 if __name__ == "__main__":

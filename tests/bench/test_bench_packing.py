@@ -90,7 +90,7 @@ def test_memory_is_measured_in_another_process() -> None:
     assert (found["packer"], found["lengths"], len(found["seconds"])) == ("best_fit", 300_000, 2)
     lengths = packing.published_lengths(300_000, seed=0)
     assert found["bins"] == pack_best_fit(lengths, 2048).n_bins
-    assert 0 <= found["bytes_per_length"] < 200
+    assert found["bytes_per_length"] is None or 0 < found["bytes_per_length"] <= 60
     with pytest.raises(RuntimeError, match=r"(?s)packing 5 lengths failed with exit code 1: .*KeyError: 'nothing'"):
         packing_scale.in_own_process("nothing", 5, 2048, repeats=1)
 
