@@ -120,7 +120,7 @@ def recommend(lengths: IntsLike, *, capacity: int | None = None) -> Recommendati
         ((size, plan) for size, plan in plans if size == BUFFERS[-1] or plan.padding_rate <= goal + _CLOSE)
     )
     if plan.padding_rate <= goal + _CLOSE:
-        why += f", and {buffer_size:,} is the smallest buffer within 0.5 points of the {goal:.1%} of best fit."
+        why += f", and {buffer_size:,} is the smallest buffer within 0.5 points of best fit ({goal:.1%})."
     else:
         why += f", and {buffer_size:,} is the largest buffer tried (best fit over everything leaves {goal:.1%})."
     positions = plan.n_bins * capacity
