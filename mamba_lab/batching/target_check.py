@@ -248,7 +248,7 @@ _REMEDY = {
     "shifted twice": "Shift once, on whole sequences. A model that shifts by itself gets batch.to_huggingface().",
     "not shifted": "Position i must predict token i + 1: let make_targets shift.",
     "not the next token": "Make targets from the same ids, before anything is cut or packed.",
-    "unmasked boundary": "Shift before packing, not after. Pieces that go on elsewhere are named by cut.",
+    "unmasked boundary": "Shift before packing, not after. Were sequences cut there, say which with cut.",
     "all masked": "The loss has nothing to learn from. Is the mask inverted, or the prompt's length the sequence's?",
     "nearly all masked": "Is the mask inverted? If prompts are that long, lower min_target_share.",
     "miscounted": "The loss divides by that count: let pad_collate or pack_collate build the batch.",

@@ -20,6 +20,7 @@ def loss_panels(
     if not parts or not all(runs and all(len(run) for run in runs.values()) for runs in parts.values()):
         raise ValueError("parts: expected panels that each hold at least one run with at least one loss")
     rows = -(-len(parts) // columns)
+    top = max(float(np.nanmax(run)) for runs in parts.values() for run in runs.values())
     with style():
         fig = new_figure(0.5 + 2.0 * rows)
         axes = fig.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
@@ -31,7 +32,7 @@ def loss_panels(
                 ax.plot(np.arange(1, len(losses) + 1), losses, label=name, linewidth=1.6, **look)
             ax.set_title(title)
             ax.grid(axis="y")
-            ax.set_ylim(bottom=-0.05)
+            ax.set_ylim(-0.05, top * 1.35)  # room for the legend above the curves
             ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
             ax.legend(loc="upper right", fontsize=SMALL, handlelength=2.6)
         fig.supxlabel("step", fontsize=10)

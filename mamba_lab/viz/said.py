@@ -9,7 +9,7 @@ from matplotlib.patches import Rectangle
 
 from mamba_lab.viz.colours import DOCUMENT_COLOURS, INK, PADDING, PADDING_HATCH
 from mamba_lab.viz.style import SMALL, new_figure, style
-from mamba_lab.viz.targets import fitting
+from mamba_lab.viz.target_rows import fitting
 
 _WORDS_WIDE = 5.9  # inches that the words take, right of the names
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 from matplotlib.colors import to_hex
 
@@ -9,7 +10,7 @@ from mamba_lab.batching import PackingPlan, pack_collate
 from mamba_lab.viz.colours import CARD, DOCUMENT_COLOURS, LEAK
 from mamba_lab.viz.figure import text_width
 from mamba_lab.viz.style import SMALL
-from mamba_lab.viz.targets import draw_targets, fitting
+from mamba_lab.viz.target_rows import draw_targets, fitting
 
 BATCH = pack_collate(PackingPlan.from_bins([[0, 1]], [2, 2], 5), [[1, 2], [3, 4]], pad_id=9)
 
@@ -36,6 +37,14 @@ def test_wrong_targets_are_marked() -> None:
     assert [edge == LEAK for _, edge in cells[1::2]] == [False, True, True, False, True]
     texts = [t.get_text() for t in draw_targets(replace(BATCH, targets=targets), str).axes[0].texts]
     assert [text for text in texts if text.startswith("×")] == ["× 3", "× 1", "× 9"]
+
+
+def test_each_row_may_have_a_title() -> None:
+    plain, titled = draw_targets(BATCH, str), draw_targets(BATCH, str, titles=["one row"])
+    assert titled.axes[0].texts[0].get_text() == "one row"
+    assert titled.get_figheight() > plain.get_figheight()
+    with pytest.raises(ValueError, match="titles has 2 entries, expected 1"):
+        draw_targets(BATCH, str, titles=["one", "two"])
 
 
 def test_a_word_too_wide_is_cut() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -11,15 +11,16 @@ from matplotlib.patches import Rectangle
 from mamba_lab.batching import Batch
 from mamba_lab.viz.colours import CARD, INK, LEAK, MUTED, PADDING, PADDING_HATCH, document_colour
 from mamba_lab.viz.figure import text_width
-from mamba_lab.viz.style import SMALL, WIDTH, style
+from mamba_lab.viz.style import SMALL, TEXT, WIDTH, style
 
 _LABEL = 0.62  # inches left of the cells
 _CELL, _GAP = 0.3, 0.2  # inches: a cell's height, and the room between two rows
+_TITLE = 0.2
 _WIDEST = 0.86
 _NO_TARGET = -100
 
 
-def draw_targets(batch: Batch, words: Callable[[int], str]) -> Figure:
+def draw_targets(batch: Batch, words: Callable[[int], str], *, titles: Sequence[str] | None = None) -> Figure:
     """Two lines a row: the inputs in their document's colour, and below each what it must predict.
 
     A position without target is hollow. A target that is not the next token of the same sequence has a red dashed
@@ -28,13 +29,20 @@ def draw_targets(batch: Batch, words: Callable[[int], str]) -> Figure:
     Args:
         batch: a few rows of a few positions.
         words: the text of a token id; a text that is too wide is cut.
+        titles: one for each row, above it.
+
+    Raises:
+        ValueError: there are more or fewer titles than rows.
     """
     rows, width = batch.input_ids.shape
+    if titles is not None and len(titles) != rows:
+        raise ValueError(f"titles has {len(titles)} entries, expected {rows}, one for each row")
+    pitch = 2 * _CELL + _GAP + (_TITLE if titles else 0.0)
     owner = batch.sequence[batch.boundaries.seq_idx.long()].tolist()
     first = (batch.boundaries.position_indices == 0).tolist()
     ids, targets = batch.input_ids.flatten().tolist(), batch.targets.flatten().tolist()
     cell = min(_WIDEST, (WIDTH - _LABEL - 0.1) / width)
-    height = rows * (2 * _CELL + _GAP)
+    height = rows * pitch
     with style():
         fig = Figure(figsize=(WIDTH, height))
         ax = fig.add_axes((0, 0, 1, 1))
@@ -42,7 +50,9 @@ def draw_targets(batch: Batch, words: Callable[[int], str]) -> Figure:
         ax.set_ylim(height, 0)
         ax.axis("off")
         for row in range(rows):
-            y = row * (2 * _CELL + _GAP) + _GAP / 2
+            y = (row + 1) * pitch - 2 * _CELL - _GAP / 2
+            if titles:
+                ax.text(_LABEL + 0.01, y - 0.05, titles[row], va="bottom", fontsize=TEXT, color=INK)
             for line, name in enumerate(("input", "target")):
                 ax.text(_LABEL - 0.08, y + (line + 0.5) * _CELL, name, ha="right", va="center_baseline",
                         fontsize=SMALL, color=MUTED)  # fmt: skip
