@@ -69,7 +69,7 @@ class Batch:
         if not 0 <= self.n_target_tokens <= self.n_tokens <= positions:
             raise ValueError(
                 f"n_target_tokens <= n_tokens <= B * L must hold, got {self.n_target_tokens}, {self.n_tokens}, "
-                f"{positions}."
+                f"{positions}. Padding is no token and has no target: -100 there."
             )
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from mamba_lab.viz.figure import text_width
 from mamba_lab.viz.style import SMALL
 from mamba_lab.viz.target_rows import draw_targets, fitting
 
-BATCH = pack_collate(PackingPlan.from_bins([[0, 1]], [2, 2], 5), [[1, 2], [3, 4]], pad_id=9)
+BATCH = pack_collate(PackingPlan.from_bins([[0, 1]], [2, 2], 6), [[1, 2], [3, 4]], pad_id=9)
 
 
 def drawn(batch) -> list[tuple[str, str]]:
@@ -24,7 +24,7 @@ def drawn(batch) -> list[tuple[str, str]]:
 def test_targets_have_their_documents_colour_and_no_target_is_hollow() -> None:
     cells = drawn(BATCH)
     a, b = DOCUMENT_COLOURS["A"], DOCUMENT_COLOURS["B"]
-    assert [fill for fill, _ in cells[1::2]] == [a, CARD, b, CARD, CARD]
+    assert [fill for fill, _ in cells[1::2]] == [a, CARD, b, CARD, CARD, CARD]
     assert [fill for fill, _ in cells[:8:2]] == [a, a, b, b]
     assert LEAK not in [edge for _, edge in cells]
     texts = [t.get_text() for t in draw_targets(BATCH, str).axes[0].texts]
@@ -32,9 +32,9 @@ def test_targets_have_their_documents_colour_and_no_target_is_hollow() -> None:
 
 
 def test_wrong_targets_are_marked() -> None:
-    targets = torch.tensor([[2, 3, 1, -100, 9]])
+    targets = torch.tensor([[2, 3, 1, -100, 9, -100]])
     cells = drawn(replace(BATCH, targets=targets))
-    assert [edge == LEAK for _, edge in cells[1::2]] == [False, True, True, False, True]
+    assert [edge == LEAK for _, edge in cells[1::2]] == [False, True, True, False, True, False]
     texts = [t.get_text() for t in draw_targets(replace(BATCH, targets=targets), str).axes[0].texts]
     assert [text for text in texts if text.startswith("×")] == ["× 3", "× 1", "× 9"]
 
