@@ -170,7 +170,6 @@ def make_steps(
         )
     if waiting.bins:
         yield waiting.step(spread(waiting.take(waiting.bins), at_once, capacity), rows)
-    waiting.settle()
     yield Step(None, waiting.position, waiting.counts)
 
 

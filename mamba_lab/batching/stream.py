@@ -17,20 +17,17 @@ import numpy as np
 import torch
 
 from ._checks import INT32_MAX, as_int, shown
-from ._stream_buffer import PACKERS, Bin, Buffer, BufferSettings, MakeTargets, Packer, Tokenize, Tokens, make_buffers
+from ._stream_batch import Made, collate_bins, require_right_targets
+from ._stream_buffer import PACKERS, Buffer, BufferSettings, MakeTargets, Packer, Tokenize, make_buffers
 from ._stream_source import Source
 from ._stream_state import from_state, start_of_epoch, to_state
 from ._stream_steps import Position, StreamCounts, make_steps
 from ._stream_threads import Background, Stop
-from .batch import IGNORE, Batch
-from .collate import pack_collate
+from .batch import Batch
 from .packing import OVERFLOWS
-from .plan import PackingPlan
-from .target_check import check_targets
 
 # A batch, the place after it, and all that was counted by then. No batch: the end of the epoch.
 Item: TypeAlias = "tuple[Batch | None, Position, StreamCounts]"
-Checked: TypeAlias = "tuple[Batch, np.ndarray[Any, np.dtype[np.bool_]]]"
 
 
 class PackedStream(torch.utils.data.IterableDataset[Batch]):
@@ -42,8 +39,11 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         stream.set_epoch(1)                             # otherwise the next loop repeats the epoch
 
     The order depends on the documents, the settings, the seed and the epoch alone: not on ``workers``, not on
-    ``prefetch``, not on the machine. Every rank reads and tokenises all documents, since only their lengths say who
-    gets what; it keeps its own rows. All ranks have the same number of steps. No sequence is lost or doubled.
+    ``prefetch``, not on the machine. All ranks have the same number of steps. No sequence is lost or doubled.
+
+    What it costs: every rank reads and tokenises all documents, since their lengths say who gets what, and keeps its
+    own rows. For many ranks tokenise once and stream the ids. The first batch, and the first after a resume, waits
+    until a buffer is tokenised: with documents of many thousand tokens choose a smaller ``buffer_size``.
 
     How far it shuffles: documents that can be read by number come in a new random order each epoch. Those that come
     one after another do not: only the bins within each buffer change places, so a file sorted by topic stays sorted by
@@ -77,7 +77,8 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             out; what it finds is an error. 0 leaves the check out.
 
     In a ``DataLoader`` use ``batch_size=None`` and ``num_workers`` 0 or 1. With 1 the stream lives in another process:
-    take ``batch.stream_state``, not ``state_dict()``.
+    take ``batch.stream_state``, not ``state_dict()`` and ``counts``; and call ``set_epoch`` before every epoch, since
+    this process cannot know that a restored place was used up (and leave ``persistent_workers`` off).
 
     Raises:
         ValueError: a bad argument, or documents that can be read only once. While iterating: a document that is no
@@ -118,6 +119,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         self.rows = as_int(rows, "rows", minimum=1)
         self.pad_id = as_int(pad_id, "pad_id", minimum=0)
         multiple = 1 if pad_to_multiple_of is None else as_int(pad_to_multiple_of, "pad_to_multiple_of", minimum=1)
+        self._multiple = None if pad_to_multiple_of is None else multiple
         self.width = -(-self.capacity // multiple) * multiple
         if self.rows * self.width > INT32_MAX:
             raise ValueError(
@@ -153,7 +155,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             "seed": self.seed,
             "world_size": self.world_size,
             "pad_id": self.pad_id,
-            "pad_to_multiple_of": None if pad_to_multiple_of is None else multiple,
+            "pad_to_multiple_of": self._multiple,
         }
         self.epoch = 0
         self._restored: Position | None = None
@@ -226,18 +228,19 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
 
     def _items(self, epoch: int, position: Position, stop: Stop) -> Generator[Item, None, None]:
         """Batches with the places after them; the first few only when all of them were checked."""
-        held: list[tuple[Checked, Position, StreamCounts]] = []
+        held: list[tuple[Made, Position, StreamCounts]] = []
         unchecked = self.check_batches
         with closing(self._buffers(epoch, position.document, stop)) as buffers:
             steps = make_steps(buffers, position, rows=self.rows, capacity=self.capacity, width=self.width)
             for step in steps:
                 stop.check()
                 if step.ranks is not None:
-                    held.append((self._collated(step.ranks[self.rank]), step.after, step.counts))
+                    made = collate_bins(step.ranks[self.rank], self.capacity, self.pad_id, self._multiple)
+                    held.append((made, step.after, step.counts))
                 if len(held) < unchecked and step.ranks is not None:
                     continue
                 if unchecked and held:
-                    self._check([made for made, _, _ in held])
+                    require_right_targets([made for made, _, _ in held], self.pad_id, self.rank)
                     unchecked = 0
                 for (batch, _), after, counts in held:
                     yield batch, after, counts
@@ -256,42 +259,3 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
 
         # One buffer ahead: the next is read and tokenised while this one's batches are made and waited for.
         return Background(make, 1, stop) if self._buffer.workers else make()
-
-    def _collated(self, bins: list[Bin]) -> Checked:
-        """The bins as a batch, and which of its sequences are pieces that go on elsewhere."""
-        pieces = [piece for one in bins for piece in one.pieces]
-        place = {document: i for i, document in enumerate(dict.fromkeys(document for document, _, _ in pieces))}
-        plan = PackingPlan(
-            self.capacity,
-            np.cumsum([0, *(len(one.pieces) for one in bins)], dtype=np.int64),
-            np.array([place[document] for document, _, _ in pieces], np.int64),
-            np.array([start for _, start, _ in pieces], np.int32),
-            np.array([stop for _, _, stop in pieces], np.int32),
-        )
-        batch = pack_collate(
-            plan,
-            [document.ids for document in place],
-            pad_id=self.pad_id,
-            targets=[_targets(document) for document in place] if any(d.targets is not None for d in place) else None,
-            pad_to_multiple_of=self._settings["pad_to_multiple_of"],
-        )
-        real = batch.sequence >= 0
-        sequence, cut = batch.sequence.clone(), np.zeros(len(real), bool)
-        sequence[real] = torch.tensor([document.number for document, _, _ in pieces], dtype=torch.int64)
-        cut[real.numpy()] = [stop < len(document.ids) for document, _, stop in pieces]
-        return replace(batch, sequence=sequence), cut
-
-    def _check(self, made: list[Checked]) -> None:
-        report = check_targets([batch for batch, _ in made], pad_id=self.pad_id, cut=[cut for _, cut in made])
-        if not report.ok:
-            first = "batch" if len(made) == 1 else f"{len(made)} batches"
-            raise ValueError(
-                f"check_targets finds mistakes in the first {first} of rank {self.rank}:\n"
-                + "\n".join(f"- {finding}" for finding in report.findings)
-                + "\nIf the targets are meant to be so, pass check_batches=0."
-            )
-
-
-def _targets(document: Tokens) -> np.ndarray[Any, Any]:
-    """A document's targets: the next token where it brought none and others did."""
-    return np.append(document.ids[1:], IGNORE) if document.targets is None else document.targets

@@ -263,6 +263,11 @@ def test_by_number_all_documents_are_shuffled_else_only_a_buffer_s_bins() -> Non
     order = [pieces(batch)[0][0] for batch in stream(documents)]
     assert order != sorted(order)
     assert max(abs(number - place) for place, number in enumerate(order)) > 30
+    # Another epoch or seed puts other documents into a buffer, not just its bins into another order.
+    one = stream(documents)
+    one.set_epoch(1)
+    first_buffers = [order[:10]] + [[pieces(batch)[0][0] for batch in s][:10] for s in (one, stream(documents, seed=1))]
+    assert len({frozenset(numbers) for numbers in first_buffers}) == 3
     order = [pieces(batch)[0][0] for batch in stream(OneAfterAnother(documents))]
     assert order != sorted(order)
     assert [number // 10 for number in order] == [place // 10 for place in range(100)]

@@ -72,23 +72,66 @@ def test_leaving_early_ends_all_threads(way: str) -> None:
     assert our_threads() == []
 
 
-def test_leaving_while_the_threads_are_busy() -> None:
-    going = threading.Event()
+def test_an_error_that_is_kept_keeps_no_thread() -> None:
+    # Its traceback holds all that the loop held.
+    running: Any = iter(stream(corpus([32] * 100), workers=1))
+    next(running)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        running.throw(KeyboardInterrupt())
+    assert our_threads() == []
+    assert caught.value.__traceback__ is not None
 
-    def slow(document: Any) -> Any:
-        if int(document[0]) >= 30_000:
-            going.set()
-            time.sleep(0.05)
+
+def test_leaving_while_the_threads_are_busy() -> None:
+    # Two threads are each at the beginning of a chunk. They finish the document they are at, not the chunk.
+    begun: list[int] = []
+    going, release = threading.Event(), threading.Event()
+
+    def tokenize(document: Any) -> Any:
+        number = int(document[0]) // 1_000
+        if number >= 64:
+            begun.append(number)
+            if len(begun) == 2:
+                going.set()
+            release.wait(10)
         return document
 
-    one = stream(OneAfterAnother(corpus([32] * 2_000)), workers=2, tokenize=slow, prefetch=1, buffer_size=20)
+    one = stream(OneAfterAnother(corpus([32] * 200)), workers=2, tokenize=tokenize, buffer_size=64)
     running: Any = iter(one)
     next(running)
-    going.wait(10)
-    begun = time.monotonic()
+    assert going.wait(10)
+    threading.Timer(0.05, release.set).start()
     running.close()
     assert our_threads() == []
-    assert time.monotonic() - begun < 3  # and not until the buffer was done
+    assert sorted(begun) == [64, 80]
+
+
+@pytest.mark.parametrize("by_number", [True, False])
+def test_leaving_while_documents_are_read(by_number: bool) -> None:
+    # The thread that reads finishes the document it is at, not the buffer.
+    read: list[int] = []
+    going, release = threading.Event(), threading.Event()
+
+    class ByNumber:
+        def __len__(self) -> int:
+            return 200
+
+        def __getitem__(self, number: int) -> Any:
+            read.append(number)
+            if number >= 64:
+                going.set()
+                release.wait(10)
+            return [number] * 32
+
+    documents = ByNumber()
+    source: Any = documents if by_number else lambda: (documents[number] for number in range(200))
+    running: Any = iter(stream(source, workers=1, buffer_size=64, shuffle=False))
+    next(running)
+    assert going.wait(10)
+    threading.Timer(0.05, release.set).start()
+    running.close()
+    assert our_threads() == []
+    assert len(read) == 65
 
 
 def test_no_thread_without_workers() -> None:
@@ -228,6 +271,12 @@ def test_in_a_data_loader(num_workers: int) -> None:
     assert [(contents(batch), batch.stream_state) for batch in loader] == expected
     one.load_state_dict(expected[4][1])  # type: ignore[arg-type]
     assert [contents(batch) for batch in loader] == [held for held, _ in expected[5:]]
+    # A training loop names its epoch, and the next one is whole again. Leaving it early ends the worker's threads.
+    one.set_epoch(1)
+    other = [contents(batch) for batch in one]
+    for batch in loader:
+        assert contents(batch) == other[0]
+        break
 
 
 def test_several_loader_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +286,7 @@ def test_several_loader_workers_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
         list(stream(corpus([5] * 10)))
 
 
-def test_a_collection_in_the_stream_s_own_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_collection_in_the_stream_s_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     # The thread that finds the abandoned iteration is the one that the others wait for.
     abandoned = threading.Event()
     collected = threading.Event()
@@ -249,6 +298,7 @@ def test_a_collection_in_the_stream_s_own_thread(caplog: pytest.LogCaptureFixtur
             collected.set()
         return document
 
+    monkeypatch.setattr("mamba_lab.batching._stream_threads.JOIN_SECONDS", 60.0)
     gc.disable()
     try:
         running: Any = iter(stream(OneAfterAnother(corpus([32] * 100)), workers=1, tokenize=tokenize, check_batches=0))
@@ -261,7 +311,6 @@ def test_a_collection_in_the_stream_s_own_thread(caplog: pytest.LogCaptureFixtur
         until(lambda: not our_threads())
     finally:
         gc.enable()
-    assert caplog.text == ""
 
 
 def test_a_pickled_stream_gives_the_same_batches() -> None:
@@ -282,6 +331,7 @@ def test_a_fork_in_the_middle() -> None:
     child = os.fork()
     if child == 0:
         code = 1
+        signal.alarm(20)
         try:
             try:
                 next(running)
