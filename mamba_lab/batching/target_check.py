@@ -46,7 +46,11 @@ class TargetReport:
         return not self.findings
 
     def __str__(self) -> str:
-        share = f" ({self.n_targets / self.n_tokens:.0%} of the tokens)" if self.n_tokens else ""
+        share = ""
+        if self.n_targets > self.n_tokens:
+            share = " (more targets than tokens)"
+        elif self.n_tokens:
+            share = f" ({self.n_targets / self.n_tokens:.0%} of the tokens)"
         lines = [f"{_n(self.n_batches, 'batch')}, {_n(self.n_tokens, 'token')}, {_n(self.n_targets, 'target')}{share}"]
         lines += [f"- {finding}" for finding in self.findings or ("nothing found",)]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
@@ -67,15 +71,16 @@ def check_targets(
     - *shifted twice*, *not shifted*, *not the next token*: inside a sequence, a target that is not the next token.
     - *unmasked boundary*: a sequence's last token has the first token of its neighbour in the row as target.
     - *all masked*, *nearly all masked*: no target at all, or for fewer than ``min_target_share`` of the tokens.
-    - *miscounted*: ``n_target_tokens``, by which the loss is divided, is not the number of targets, and
-      nothing above explains it.
+    - *miscounted*: ``n_target_tokens``, by which the loss is divided, is not the number of targets, and padding
+      as target does not explain it. Whoever replaces targets replaces both.
 
     What is certain: padding is known from the boundaries, so a target there is a mistake, and so is one inside a
     sequence that is not the next token: repeated tokens never look shifted. What is statistical: the *name* of a wrong
     shift is what most of the wrong targets show. And the end of a sequence. A piece that goes on in another row or
     batch has a right target there, which can equal the neighbour's first token by chance. Pieces of which the rest is
-    in these batches are recognised, others only by ``cut``; with ``cut``, this is certain too. Without it, padding
-    after a last token counts as its target only where most of such ends show it.
+    in these batches are recognised, others only by ``cut``; with ``cut``, this is certain too. Without it, a last
+    token that has the pad id as target counts only where padding itself has targets, or where most last tokens
+    before padding show it.
 
     What no batch can show: a model that shifts labels itself, as Hugging Face's do, and so shifts twice what was
     shifted here. Give those ``batch.to_huggingface()``.
@@ -106,16 +111,36 @@ class _Found:
         self.n_batches = self.n_tokens = self.n_padding = self.n_targets = 0
         self.counts: Counter[str] = Counter()
         self.first: dict[str, str] = {}
+        self.first_at: dict[str, tuple[int, int]] = {}  # batch and flat position, to tell which is earlier
         self.padding_targets: Counter[int] = Counter()
         self.padding_ids: Counter[int] = Counter()
+        # What last tokens must predict where it is wrong, or perhaps so; which of it is padding is known in the end.
+        self.open_ends: Counter[int] = Counter()
+        self.perhaps_ends: Counter[int] = Counter()
 
     def add(self, kind: str, positions: Ints, batch: Batch, sequence_at: Ints) -> None:
         self.counts[kind] += len(positions)
         if len(positions) and kind not in self.first:
             at, width = int(positions[0]), batch.input_ids.shape[1]
+            self.first_at[kind] = (self.n_batches, at)
             where = f"batch {self.n_batches}, " if self.n_batches else ""
             owner = "padding" if sequence_at[at] < 0 else f"sequence {sequence_at[at]}"
             self.first[kind] = f"{where}row {at // width}, position {at % width} ({owner})"
+
+    def add_ends(self, certain: bool, positions: Ints, targets: Ints, batch: Batch, sequence_at: Ints) -> None:
+        """Last tokens by what they must predict, each token with its first place."""
+        tokens, first, counts = np.unique(targets[positions], return_index=True, return_counts=True)
+        for token, at, count in zip(tokens.tolist(), first.tolist(), counts.tolist(), strict=True):
+            (self.open_ends if certain else self.perhaps_ends)[token] += count
+            self.add(_end(certain, token), positions[at : at + 1], batch, sequence_at)
+
+    def earliest(self, kinds: Iterable[str]) -> str:
+        """The first place of several kinds."""
+        return self.first[min((kind for kind in kinds if kind in self.first_at), key=self.first_at.__getitem__)]
+
+
+def _end(certain: bool, token: int) -> str:
+    return f"{'open' if certain else 'perhaps'} end {token}"
 
 
 def _look(batch: Batch, cut: Bools | None, found: _Found) -> None:
@@ -148,18 +173,12 @@ def _look(batch: Batch, cut: Bools | None, found: _Found) -> None:
     joints = in_row[~padding[in_row + 1]]
     found.counts["joints"] += len(joints)
     goes_on = _goes_on(ids, targets, cu, sequence, lengths, ends[has[ends]], piece)
-    if cut is None:
-        hits = joints[has[joints] & (targets[joints] == after[joints]) & ~goes_on[joints]]
-        found.add("unmasked boundary", hits, batch, own)
-        into = before_padding[(targets == after)[before_padding] & ~goes_on[before_padding]]
-        found.add("perhaps padding", into, batch, own)
-        found.counts["ends before padding"] += len(before_padding)
-    else:
-        open_ends = ends[has[ends] & ~cut[piece[ends]] & ~goes_on[ends]]
-        into = np.isin(open_ends, before_padding[(targets == after)[before_padding]])
-        found.add("padding as target", open_ends[into], batch, own)
-        found.padding_targets.update(targets[open_ends[into]].tolist())
-        found.add("unmasked boundary", open_ends[~into], batch, own)
+    found.counts["ends before padding"] += len(before_padding)
+    found.counts["ends into padding"] += int(((targets == after)[before_padding] & ~goes_on[before_padding]).sum())
+    joined = np.isin(ends, joints[targets[joints] == after[joints]])
+    wrong_end = has[ends] & ~goes_on[ends] & (True if cut is None else ~cut[piece[ends]])
+    found.add("unmasked boundary", ends[wrong_end & joined], batch, own)
+    found.add_ends(cut is not None, ends[wrong_end & ~joined], targets, batch, own)
 
     n_targets = int(has.sum())
     if n_targets != batch.n_target_tokens and "miscounted" not in found.first:
@@ -195,12 +214,13 @@ def _goes_on(ids: Ints, targets: Ints, cu: Ints, sequence: Ints, lengths: Ints, 
 
 def _report(found: _Found, pad_id: int | None, min_share: float) -> TargetReport:
     counts, first = found.counts, found.first
-    if counts["perhaps padding"] * 2 > counts["ends before padding"]:
-        first.setdefault("padding as target", first["perhaps padding"])
-        counts["padding as target"] += counts["perhaps padding"]
     lines: dict[str, str] = {}
-    if counts["padding as target"]:
-        lines["padding as target"] = f"{_n(counts['padding as target'], 'target')}{_which_padding(found, pad_id)}"
+    if padding := _padding_as_target(found, pad_id):
+        lines["padding as target"] = padding
+    others = found.open_ends.keys() - _pad_tokens(found, pad_id)
+    if others:
+        counts["unmasked boundary"] += sum(found.open_ends[token] for token in others)
+        first["unmasked boundary"] = found.earliest(["unmasked boundary", *(_end(True, token) for token in others)])
     if counts["wrong"]:
         kind, what = _shift(counts)
         first[kind], counts[kind] = first["wrong"], counts["wrong"]
@@ -219,7 +239,7 @@ def _report(found: _Found, pad_id: int | None, min_share: float) -> TargetReport
     if masked:
         counts[masked] = found.n_tokens - found.n_targets
         findings.append(f"{masked}: {what}. {_REMEDY[masked]}")
-    if counts["miscounted"] and not findings:  # else it follows from what was found
+    if counts["miscounted"] and "padding as target" not in lines:  # a Batch has no room for those in its count
         findings.append(
             f"miscounted: {_n(counts['miscounted'], 'batch')}; {first['miscounted']}. {_REMEDY['miscounted']}"
         )
@@ -248,10 +268,11 @@ _REMEDY = {
     "shifted twice": "Shift once, on whole sequences. A model that shifts by itself gets batch.to_huggingface().",
     "not shifted": "Position i must predict token i + 1: let make_targets shift.",
     "not the next token": "Make targets from the same ids, before anything is cut or packed.",
-    "unmasked boundary": "Shift before packing, not after. Were sequences cut there, say which with cut.",
+    "unmasked boundary": "Shift before packing, not after. Where a sequence was cut and goes on elsewhere, such a "
+    "target is right: say which with cut=, one flag a sequence, and the finding is certain.",
     "all masked": "The loss has nothing to learn from. Is the mask inverted, or the prompt's length the sequence's?",
     "nearly all masked": "Is the mask inverted? If prompts are that long, lower min_target_share.",
-    "miscounted": "The loss divides by that count: let pad_collate or pack_collate build the batch.",
+    "miscounted": "The loss divides by that count: let pad_collate or pack_collate build the batch, or replace both.",
 }
 
 
@@ -264,13 +285,35 @@ def _shift(counts: Counter[str]) -> tuple[str, str]:
     return "not the next token", "are some other token"
 
 
-def _which_padding(found: _Found, pad_id: int | None) -> str:
-    """What padding teaches, where that is one token; the pad id is known where padding holds one."""
-    if len(found.padding_targets) != 1:
-        return " on padding"
-    (token,) = found.padding_targets
+def _pad_tokens(found: _Found, pad_id: int | None) -> set[int]:
+    """The tokens that stand for padding: the pad id, what padding holds, and what it must predict if that is one."""
+    taught = found.padding_targets.keys() if len(found.padding_targets) == 1 else ()
+    return {*found.padding_ids, *taught, *(() if pad_id is None else (pad_id,))}
+
+
+def _padding_as_target(found: _Found, pad_id: int | None) -> str:
+    """How many targets are padding's, and which; their count and first place are noted. "" where there is none."""
+    counts, tokens = found.counts, _pad_tokens(found, pad_id)
+    shown = counts["padding as target"] or counts["ends into padding"] * 2 > counts["ends before padding"]
+    ends = [(certain, token) for certain in (True, False) if certain or shown for token in tokens]
+    at_ends = Counter(dict.fromkeys(tokens, 0))
+    for certain, token in ends:
+        at_ends[token] += (found.open_ends if certain else found.perhaps_ends)[token]
+    parts = []
+    if counts["padding as target"]:
+        parts.append(f"{_n(counts['padding as target'], 'target')} on padding")
+    if at_ends.total():
+        parts.append(f"{_n(at_ends.total(), 'last token')} of a sequence with padding as target")
+    if not parts:
+        return ""
+    found.first["padding as target"] = found.earliest(["padding as target", *(_end(*end) for end in ends)])
+    counts["padding as target"] += at_ends.total()
+    taught = {token for token, count in (found.padding_targets + at_ends).items() if count}
+    if len(taught) > 1:
+        return " and ".join(parts)
+    (token,) = taught
     known = found.padding_ids.keys() if pad_id is None else {pad_id}
-    return f" on padding, all of them {token}" + (" (the pad id)" if known == {token} else "")
+    return " and ".join(parts) + f", all of them {token}" + (" (the pad id)" if known == {token} else "")
 
 
 def _with_cuts(

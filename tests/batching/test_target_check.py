@@ -57,7 +57,40 @@ def test_case_23_shifted_after_padding() -> None:
     batch = pad_collate(DOCUMENTS[:3], pad_id=PAD)
     report = check_targets(with_targets(batch, shifted(batch.input_ids, 1)))
     assert report.counts == {"padding as target": 3}
-    assert "row 1, position 2 (padding)" in report.findings[0]
+    assert report.findings[0].startswith(
+        "padding as target: 1 target on padding and 2 last tokens of a sequence with padding as target, all of them 9 "
+        "(the pad id); the first at row 1, position 1 (sequence 1)"
+    )
+
+
+@pytest.mark.parametrize("batch", [PADDED, PACKED], ids=["padded", "packed"])
+@pytest.mark.parametrize("cut", [None, [False] * 7], ids=["", "cut"])
+def test_case_23_every_position_without_target_filled(batch: Batch, cut: list[bool] | None) -> None:
+    # A full row's last token and one before a neighbour in the row get the pad id, too.
+    empty = int((batch.targets == -100).sum())
+    # A Batch refuses to say that it has more targets than tokens, so its count stays behind.
+    filled = replace(batch, targets=torch.where(batch.targets == -100, PAD, batch.targets))
+    flags = None if cut is None else cut[: batch.boundaries.n_sequences]
+    for options in ({}, {"pad_id": PAD}):
+        report = check_targets(filled, cut=flags, **options)
+        assert report.counts == {"padding as target": empty}
+        assert report.findings[0].startswith(
+            f"padding as target: {empty - 4} targets on padding and 4 last tokens of a sequence with padding as "
+            "target, all of them 9 (the pad id); the first at row 0, position 3 (sequence 0)"
+        )
+    assert report.n_targets == batch.targets.numel()
+    assert ("more targets than tokens" in str(report)) is (report.n_targets > report.n_tokens)
+
+
+def test_a_last_token_with_the_pad_id_as_target_counts_only_beside_other_signs() -> None:
+    # A full row of a cut sequence whose true next token is 0, the pad id; a right batch with padding beside it.
+    cut = pack_collate(chunk_fixed([4], 3), [[5, 6, 7, 0]], pad_id=0, rows=[0])
+    padded = pad_collate([[5, 6, 7], [5]], pad_id=0)
+    assert cut.targets.tolist() == [[6, 7, 0]]
+    assert check_targets([cut, padded]).ok
+    on_padding = with_targets(padded, torch.where(padding_of(padded), 0, padded.targets))
+    assert check_targets([cut, on_padding]).counts == {"padding as target": 3}
+    assert "the first at row 0, position 2 (sequence 0)" in check_targets([cut, on_padding]).findings[0]
 
 
 def test_one_padding_position_a_row_is_found_at_the_last_token() -> None:
@@ -246,6 +279,11 @@ def test_a_wrong_count_is_found() -> None:
     report = check_targets(replace(PADDED, n_target_tokens=16))
     assert report.counts == {"miscounted": 1}
     assert "batch 0 says n_target_tokens=16 and holds 12 targets" in report.findings[0]
+
+
+def test_a_wrong_count_is_found_beside_another_mistake() -> None:
+    report = check_targets(replace(PADDED, targets=shifted(PADDED.targets, 1)))
+    assert report.counts == {"shifted twice": 8, "miscounted": 1}
 
 
 def test_batches_are_counted_together() -> None:
