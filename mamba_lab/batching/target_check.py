@@ -82,6 +82,9 @@ def check_targets(
     token that has the pad id as target counts only where padding itself has targets, or where most last tokens
     before padding show it.
 
+    What looks right here: a batch made with ``isolate=False``. Its targets are those of the isolated one; what leaks
+    over its joints is the state, and a joint inside a sequence is nothing that this check knows of.
+
     What no batch can show: a model that shifts labels itself, as Hugging Face's do, and so shifts twice what was
     shifted here. Give those ``batch.to_huggingface()``.
 
@@ -177,6 +180,8 @@ def _look(batch: Batch, cut: Bools | None, found: _Found) -> None:
     found.counts["ends into padding"] += int(((targets == after)[before_padding] & ~goes_on[before_padding]).sum())
     joined = np.isin(ends, joints[targets[joints] == after[joints]])
     wrong_end = has[ends] & ~goes_on[ends] & (True if cut is None else ~cut[piece[ends]])
+    # Where most targets are wrong anyway, a neighbour's first token among them is chance: the shift explains it.
+    shifted = cut is None and 2 * int(wrong.sum()) > int(inside.sum())
     found.add("unmasked boundary", ends[wrong_end & joined], batch, own)
     found.add_ends(cut is not None, ends[wrong_end & ~joined], targets, batch, own)
 
@@ -231,14 +236,9 @@ def _report(found: _Found, pad_id: int | None, min_share: float) -> TargetReport
             f"({_n(counts['joints'], 'boundary')} inside rows)"
         )
     findings = [f"{kind}: {what}; the first at {first[kind]}. {_REMEDY[kind]}" for kind, what in lines.items()]
-    masked = ""
-    if found.n_tokens and not found.n_targets:
-        masked, what = "all masked", f"none of {_n(found.n_tokens, 'token')} has a target"
-    elif found.n_targets < min_share * found.n_tokens:
-        masked, what = "nearly all masked", f"only {found.n_targets:,} of {found.n_tokens:,} tokens have a target"
-    if masked:
-        counts[masked] = found.n_tokens - found.n_targets
-        findings.append(f"{masked}: {what}. {_REMEDY[masked]}")
+    if masked := masked_finding(found.n_tokens, found.n_targets, min_share):
+        counts[masked.partition(":")[0]] = found.n_tokens - found.n_targets
+        findings.append(masked)
     if counts["miscounted"] and "padding as target" not in lines:  # a Batch has no room for those in its count
         findings.append(
             f"miscounted: {_n(counts['miscounted'], 'batch')}; {first['miscounted']}. {_REMEDY['miscounted']}"
@@ -274,6 +274,17 @@ _REMEDY = {
     "nearly all masked": "Is the mask inverted? If prompts are that long, lower min_target_share.",
     "miscounted": "The loss divides by that count: let pad_collate or pack_collate build the batch, or replace both.",
 }
+
+
+def masked_finding(n_tokens: int, n_targets: int, min_share: float) -> str:
+    """The finding where too few tokens have a target; "" where enough have one."""
+    if n_tokens and not n_targets:
+        kind, what = "all masked", f"none of {_n(n_tokens, 'token')} has a target"
+    elif n_targets < min_share * n_tokens:
+        kind, what = "nearly all masked", f"only {n_targets:,} of {n_tokens:,} tokens have a target"
+    else:
+        return ""
+    return f"{kind}: {what}. {_REMEDY[kind]}"
 
 
 def _shift(counts: Counter[str]) -> tuple[str, str]:

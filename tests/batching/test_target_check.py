@@ -364,3 +364,13 @@ def test_with_cut_even_chance_accuses_nobody(sequences: list[list[int]], capacit
 def test_wrong_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_targets(**({"batches": PADDED} | arguments))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [0, 2], ids=["not shifted", "shifted twice"])
+def test_a_shift_where_sequences_are_cut_is_no_boundary(wrong: int) -> None:
+    # A piece's last token predicts its own sequence's token, which is sometimes the neighbour's first by chance.
+    documents = [[(number + i * i) % 3 for i in range(5 + number)] for number in range(12)]
+    targets = [[*document[wrong:], -100, -100][: len(document)] for document in documents]
+    plan = chunk_fixed([len(document) for document in documents], 8, across=True)
+    report = check_targets(pack_collate(plan, documents, pad_id=PAD, targets=targets, rows=list(range(0, 8, 2))))
+    assert list(report.counts) == [{0: "not shifted", 2: "shifted twice"}[wrong]]
