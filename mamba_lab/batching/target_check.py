@@ -182,7 +182,7 @@ def _look(batch: Batch, cut: Bools | None, found: _Found) -> None:
     wrong_end = has[ends] & ~goes_on[ends] & (True if cut is None else ~cut[piece[ends]])
     # Where most targets are wrong anyway, a neighbour's first token among them is chance: the shift explains it.
     shifted = cut is None and 2 * int(wrong.sum()) > int(inside.sum())
-    found.add("unmasked boundary", ends[wrong_end & joined], batch, own)
+    found.add("unmasked boundary", ends[wrong_end & joined & (not shifted)], batch, own)
     found.add_ends(cut is not None, ends[wrong_end & ~joined], targets, batch, own)
 
     n_targets = int(has.sum())
