@@ -1,13 +1,14 @@
 """The operators' schemas, in one place: every backend of an operator has the same one, under its own name.
 
-``conv1d_pack_cpu`` and ``conv1d_pack_cpu_backward`` are registered here; a kernel's library supplies what runs. One name
-per backend, so that a call is resolved once and its backward cannot end up in another backend.
+``conv1d_pack_cpu`` and ``conv1d_pack_cpu_backward`` are registered here; a kernel's library supplies what runs. One
+name per backend, so that a call is resolved once and its backward cannot end up in another backend.
 
 A schema has no optional results: an absent one is a tensor of size 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,6 +48,12 @@ def define(operator: str, backend: str) -> tuple[str, str]:
     torch.library.define(forward, _SCHEMAS[operator])
     torch.library.define(f"{forward}_backward", _SCHEMAS[f"{operator}_backward"])
     return forward, f"{forward}_backward"
+
+
+def operator(qualified_name: str) -> Callable[..., Any]:
+    """The operator that ``define`` made known under this name."""
+    call: Callable[..., Any] = getattr(torch.ops.mamba_lab, qualified_name.partition("::")[2]).default
+    return call
 
 
 def refuse_second_derivative(backward: str) -> None:

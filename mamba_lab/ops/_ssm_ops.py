@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._schemas import CHECKPOINT_TOKENS, REGISTERED, define, refuse_second_derivative
+from ._schemas import CHECKPOINT_TOKENS, REGISTERED, define, operator, refuse_second_derivative
 
 
 def _fake(
@@ -58,9 +59,9 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(u, delta, A, B, C, D, z, delta_bias, cu_seqlens, order, initial_state, checkpoints)
 
 
-def _register(backend: str) -> None:
+def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
     forward, backward = define("ssm_pack", backend)
-    backward_op = getattr(torch.ops.mamba_lab, backward.partition("::")[2]).default
+    backward_op = operator(backward)
 
     def gradients(ctx: Any, dy: Tensor | None, dfinal_state: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         u, delta, A, B, C, D, z, delta_bias, cu_seqlens, order, initial_state, checkpoints = ctx.saved_tensors
@@ -74,7 +75,7 @@ def _register(backend: str) -> None:
     torch.library.register_fake(backward, _fake_backward)
     torch.library.register_autograd(forward, gradients, setup_context=_setup_context)
     refuse_second_derivative(backward)
+    return operator(forward)
 
 
-for _backend in REGISTERED:
-    _register(_backend)
+FORWARD = {backend: _register(backend) for backend in REGISTERED}

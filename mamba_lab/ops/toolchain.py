@@ -96,7 +96,7 @@ def _cxx(asked: str, path: str) -> Compiler:
                 "C++", f"no C++ compiler found (looked for {', '.join(CXX_CANDIDATES)})", CXX_REMEDY
             )
         command = (first,)
-    flags = ["-std=c++20", "-O3", "-fPIC", "-shared", *DEFINES]
+    flags = ["-std=c++20", "-O3", "-fPIC", "-shared", "-ffp-contract=off", *DEFINES]
     if sys.platform == "darwin":
         flags += ["-undefined", "dynamic_lookup"]
     if _accepts(command, "-march=native"):
