@@ -1,0 +1,124 @@
+// The forward pass of the packed selective scan: y, the final states, and a state every kTile tokens for the backward.
+
+#pragma once
+
+#include "ssm_pack.h"
+
+namespace mamba_lab::ssm {
+
+template <class In>
+class Forward {
+ public:
+  using S = State<In>;
+  using V = Vec<S>;
+
+  Forward(const Problem<In>& problem, Rows<In> y, S* final_state, S* checkpoints)
+      : p_(problem), y_(y), final_(final_state), checkpoints_(checkpoints) {}
+
+  // What one worker needs: decays and states of a block, a tile of everything else.
+  struct Work {
+    V *A, *h, *dt, *dtu, *y;
+    S *B, *C;
+    Work(const Problem<In>& p, Scratch& scratch)
+        : A(scratch.take<V>(kVecs * p.N)),
+          h(scratch.take<V>(kVecs * p.N)),
+          dt(scratch.take<V>(kVecs * kTile)),
+          dtu(scratch.take<V>(kVecs * kTile)),
+          y(scratch.take<V>(kVecs * kTile)),
+          B(scratch.take<S>(kTile * p.N)),
+          C(scratch.take<S>(kTile * p.N)) {}
+  };
+
+  // The sequences order[first:last] over one block of channels.
+  void run(Work& w, int64_t, int64_t first, int64_t last, int64_t block_index) const {
+    const Block block(block_index, p_.D, p_.width);
+    for (int c = 0; c < block.vecs; ++c) {
+      V* A = w.A + c * p_.N;
+      load_states(p_.A + block.channel(c) * p_.N, block.lanes(c), p_.N, A);
+      for (int64_t n = 0; n < p_.N; ++n) A[n] *= simd::Lanes<S>::log2e;
+    }
+    for (int64_t i = first; i < last; ++i) sequence(w, p_.order[i], block);
+  }
+
+ private:
+  void sequence(Work& w, int64_t s, const Block& block) const {
+    const int64_t start = p_.cu[s], stop = p_.cu[s + 1], states = p_.D * p_.N;
+    for (int c = 0; c < block.vecs; ++c) {
+      V* h = w.h + c * p_.N;
+      const int64_t at = s * states + block.channel(c) * p_.N;
+      if (p_.initial != nullptr) {
+        load_states(p_.initial + at, block.lanes(c), p_.N, h);
+      } else {
+        std::fill_n(h, p_.N, V{});
+      }
+    }
+    S* slot = checkpoints_ + p_.slot(s) * states;
+    for (int64_t t = start; t < stop; t += kTile, slot += states) {
+      tile(w, t, static_cast<int>(std::min<int64_t>(kTile, stop - t)), block, slot);
+    }
+    for (int c = 0; c < block.vecs; ++c) {
+      const int64_t at = s * states + block.channel(c) * p_.N;
+      store_states(w.h + c * p_.N, block.lanes(c), p_.N, final_ + at);
+    }
+  }
+
+  void tile(Work& w, int64_t t, int length, const Block& block, S* slot) const {
+    const int64_t N = p_.N;
+    widen_rows(p_.B, t, length, N, w.B);
+    widen_rows(p_.C, t, length, N, w.C);
+    for (int c = 0; c < block.vecs; ++c) {
+      const int lanes = block.lanes(c);
+      const int64_t channel = block.channel(c);
+      V *A = w.A + c * N, *h = w.h + c * N, *dt = w.dt, *dtu = w.dtu, *y = w.y;
+      save(h, lanes, N, slot + channel * N);
+      const V bias = p_.bias == nullptr ? V{} : load_row<S>(p_.bias + channel, lanes);
+      for (int i = 0; i < length; ++i) {
+        const V step = load_row(p_.delta.at(t + i, channel), lanes) + bias;
+        dt[i] = p_.softplus ? simd::softplus<S>(step) : step;
+        dtu[i] = dt[i] * load_row(p_.u.at(t + i, channel), lanes);
+        y[i] = V{};
+      }
+      each_piece<16>(N, [&](auto piece, int64_t n) {
+        scan<piece()>(length, dt, dtu, y, w.B + n, w.C + n, N, A + n, h + n);
+      });
+      const V skip = p_.skip == nullptr ? V{} : load_row<S>(p_.skip + channel, lanes);
+      for (int i = 0; i < length; ++i) {
+        V out = y[i];
+        if (p_.skip != nullptr) out = fma<S>(skip, load_row(p_.u.at(t + i, channel), lanes), out);
+        if (p_.z) {
+          const V z = load_row(p_.z.at(t + i, channel), lanes);
+          out *= z * simd::sigmoid<S>(z).value;
+        }
+        store_row(y_.at(t + i, channel), out, lanes);
+      }
+    }
+  }
+
+  // A few states of one vector of channels through one tile.
+  template <int Piece>
+  MAMBA_LAB_INLINE static void scan(
+      int length, const V* dt, const V* dtu, V* y, const S* B, const S* C, int64_t N, const V* A, V* state) {
+    V h[Piece];
+#pragma GCC unroll 16
+    for (int n = 0; n < Piece; ++n) h[n] = state[n];
+    for (int i = 0; i < length; ++i, B += N, C += N) {
+      V even = y[i], odd{};  // two sums: half as long a chain of additions
+#pragma GCC unroll 16
+      for (int n = 0; n < Piece; ++n) {
+        h[n] = fma<S>(simd::exp2<S>(dt[i] * A[n]), h[n], dtu[i] * B[n]);
+        V& sum = n % 2 == 0 ? even : odd;
+        sum = fma<S>(h[n], all<S>(C[n]), sum);
+      }
+      y[i] = even + odd;
+    }
+#pragma GCC unroll 16
+    for (int n = 0; n < Piece; ++n) state[n] = h[n];
+  }
+
+  const Problem<In> p_;
+  const Rows<In> y_;
+  S* const final_;
+  S* const checkpoints_;
+};
+
+}  // namespace mamba_lab::ssm
