@@ -336,13 +336,13 @@ std::tuple<Tensor, Tensor> conv1d_pack(
     const std::optional<Tensor>& bias,
     bool silu,
     const Tensor& cu_seqlens,
-    const Tensor& order,
+    const Tensor& /*order*/,
     const std::optional<Tensor>& initial_state) {
   const Tensor x = with_dense_rows(x_given);
   const ScalarType dtype = x.scalar_type();
   const ScalarType wide = dtype == ScalarType::Double ? dtype : ScalarType::Float;
   Tensor y = new_tensor(x, {x.size(0), x.size(1)}, dtype);
-  Tensor final_state = new_tensor(x, {order.size(0), x.size(1), weight.size(1) - 1}, wide);
+  Tensor final_state = new_tensor(x, {cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1}, wide);
   with_stored(dtype, [&](auto stored) {
     using Stored = decltype(stored);
     const auto call = make_call<Stored>(x, weight, bias, silu, cu_seqlens, initial_state);
@@ -356,7 +356,6 @@ std::tuple<Tensor, Tensor> conv1d_pack(
   return {y, final_state};
 }
 
-template <typename Real>
 void scatter_parameter(double value, const Tensor& t, int64_t place) {
   if (t.scalar_type() == ScalarType::Double) {
     static_cast<double*>(t.mutable_data_ptr())[place] = value;
@@ -385,9 +384,9 @@ void reduce_parameters(
       for (int j = 0; j < call.channels_in(block); ++j) {
         const int64_t d = block * B + j;
         if (k < width) {
-          scatter_parameter<Real>(sums[j], dweight, d * width + k);
+          scatter_parameter(sums[j], dweight, d * width + k);
         } else if (dbias != nullptr) {
-          scatter_parameter<Real>(sums[j], *dbias, d);
+          scatter_parameter(sums[j], *dbias, d);
         }
       }
     }
@@ -414,7 +413,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv1d_pack_backward(
     const std::optional<Tensor>& bias,
     bool silu,
     const Tensor& cu_seqlens,
-    const Tensor& order,
+    const Tensor& /*order*/,
     const std::optional<Tensor>& initial_state) {
   const Tensor x = with_dense_rows(x_given), dy = with_dense_rows(dy_given);
   const ScalarType dtype = x.scalar_type();
@@ -423,7 +422,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv1d_pack_backward(
   Tensor dx = new_tensor(x, {x.size(0), channels}, dtype);
   Tensor dweight = new_tensor(weight, {channels, weight.size(1)}, weight.scalar_type());
   Tensor dbias = bias.has_value() ? new_tensor(*bias, {channels}, bias->scalar_type()) : new_tensor(x, {0}, dtype);
-  Tensor dinitial = initial_state.has_value() ? new_tensor(x, {order.size(0), channels, reach}, wide)
+  Tensor dinitial = initial_state.has_value() ? new_tensor(x, {cu_seqlens.size(0) - 1, channels, reach}, wide)
                                               : new_tensor(x, {0}, dtype);
   with_stored(dtype, [&](auto stored) {
     using Stored = decltype(stored);

@@ -36,23 +36,23 @@ class Arguments:
             )
         self._fits(name, first, "TD")
 
-    def activation(self, name: str, value: Tensor | None, dims: str) -> None:
+    def activation(self, name: str, value: Tensor, dims: str) -> None:
         """``value`` must have the first tensor's dtype."""
         self._check(name, value, dims, (self.first.dtype,))
 
-    def parameter(self, name: str, value: Tensor | None, dims: str, *, narrow: bool = False) -> None:
+    def parameter(self, name: str, value: Tensor, dims: str, *, narrow: bool = False) -> None:
         """``value`` must be in the dtype of the arithmetic; with ``narrow`` float32 or the first tensor's will do."""
         wide = wide_dtype(self.first)
         self._check(name, value, dims, (torch.float32, self.first.dtype) if narrow else (wide,))
 
     def boundaries(self, boundaries: Boundaries | Tensor | None) -> tuple[Tensor, Tensor]:
-        """``cu_seqlens`` int32 [S + 1] and ``order`` int32 [S], contiguous, on the tokens' device."""
+        """``cu_seqlens`` and ``order`` for a kernel: both int32 [S + 1], contiguous, on the tokens' device."""
         tokens, device = self.first.shape[0], self.first.device
         if boundaries is None:
             # Not torch.tensor: a compiler may not know the number of tokens.
             cu_seqlens = torch.arange(2, dtype=torch.int32, device=device) * tokens
             self.sizes["S"] = (1, "boundaries")
-            return cu_seqlens, torch.zeros(1, dtype=torch.int32, device=device)
+            return cu_seqlens, torch.zeros(2, dtype=torch.int32, device=device)
         if isinstance(boundaries, Tensor):
             boundaries = self._from_cu_seqlens(boundaries)
         if not isinstance(boundaries, Boundaries):
@@ -70,8 +70,8 @@ class Arguments:
                 f"{self.operator}: boundaries are on {boundaries.cu_seqlens.device}, {self.first_name} is on {device}. "
                 f"Move them with boundaries.to({str(device)!r}), once a batch."
             )
-        self.sizes["S"] = (boundaries.order.shape[0], "boundaries")
-        return boundaries.cu_seqlens.contiguous(), boundaries.order.contiguous()
+        self.sizes["S"] = (boundaries.cu_seqlens.shape[0] - 1, "boundaries")
+        return boundaries.cu_seqlens.contiguous(), boundaries._schedule
 
     def _from_cu_seqlens(self, cu_seqlens: Tensor) -> Boundaries:
         if torch.compiler.is_compiling():
@@ -84,9 +84,7 @@ class Arguments:
         except ValueError as error:
             raise ValueError(f"{self.operator}: boundaries: {error}") from None
 
-    def _check(self, name: str, value: Tensor | None, dims: str, dtypes: tuple[torch.dtype, ...]) -> None:
-        if value is None:
-            return
+    def _check(self, name: str, value: Tensor, dims: str, dtypes: tuple[torch.dtype, ...]) -> None:
         where = f"{self.operator}: {name}"
         if not isinstance(value, Tensor):
             raise ValueError(f"{where} must be a tensor, got {type(value).__name__}.")

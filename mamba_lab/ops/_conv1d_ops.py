@@ -23,7 +23,7 @@ def _fake(
     order: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    shape = (order.shape[0], weight.shape[0], weight.shape[1] - 1)
+    shape = (cu_seqlens.shape[0] - 1, weight.shape[0], weight.shape[1] - 1)
     return x.new_empty(x.shape), x.new_empty(shape, dtype=wide_dtype(x))
 
 

@@ -3,7 +3,8 @@
 ``conv1d_pack_cpu`` and ``conv1d_pack_cpu_backward`` are registered here; a kernel's library supplies what runs. One
 name per backend, so that a call is resolved once and its backward cannot end up in another backend.
 
-A schema has no optional results: an absent one is a tensor of size 0.
+A schema has no optional results: an absent one is a tensor of size 0. ``order`` has S + 1 entries like ``cu_seqlens``;
+the last is never read (``Boundaries`` says why).
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def _fake(
     order: Tensor,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sequences = order.shape[0]
+    sequences = cu_seqlens.shape[0] - 1
     slots = u.shape[0] // CHECKPOINT_TOKENS + sequences
     return u.new_empty(u.shape), A.new_empty(sequences, *A.shape), A.new_empty(slots, *A.shape)
 

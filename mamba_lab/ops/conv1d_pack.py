@@ -97,7 +97,8 @@ def conv1d_pack(
     """
     arguments = Arguments("conv1d_pack", "x", x)
     arguments.parameter("weight", weight, "DW", narrow=True)
-    arguments.parameter("bias", bias, "D", narrow=True)
+    if bias is not None:
+        arguments.parameter("bias", bias, "D", narrow=True)
     width = weight.shape[1]
     if not 1 <= width <= WIDEST:
         raise ValueError(f"conv1d_pack: weight has {width} taps (W), expected 1 to {WIDEST}.")
@@ -105,7 +106,8 @@ def conv1d_pack(
         raise ValueError(f"conv1d_pack: activation must be None, 'silu' or 'swish', got {activation!r}.")
     cu_seqlens, order = arguments.boundaries(boundaries)
     arguments.sizes["V"] = (width - 1, "weight")
-    arguments.parameter("initial_state", initial_state, "SDV")
+    if initial_state is not None:
+        arguments.parameter("initial_state", initial_state, "SDV")
     chosen = resolve("conv1d_pack", backend, x.device.type)
     silu = activation is not None
     if chosen == "reference":

@@ -90,8 +90,8 @@ def ssm_pack(
     """Scan each channel over time, h = exp(delta A) h + delta u B and y = C h + D u, afresh in every sequence.
 
     A sequence's outputs and input gradients inside a pack are those of the sequence alone, to the bit. Names and
-    defaults follow ``selective_scan_fn`` (mamba-ssm); the operator is the SSM_pack of arXiv 2408.03865, the formulas are
-    equations 2a and 2b of arXiv 2312.00752 with the steps of its algorithm 2.
+    defaults follow ``selective_scan_fn`` (mamba-ssm); the operator is the SSM_pack of arXiv 2408.03865, the formulas
+    are equations 2a and 2b of arXiv 2312.00752 with the steps of its algorithm 2.
 
     Args:
         u: [T, D], tokens first, float32, bfloat16 or float64. Rows of this and of the other inputs may be strided;
@@ -122,11 +122,15 @@ def ssm_pack(
     arguments.parameter("A", A, "DN")
     arguments.activation("B", B, "TN")
     arguments.activation("C", C, "TN")
-    arguments.parameter("D", D, "D")
-    arguments.activation("z", z, "TD")
-    arguments.parameter("delta_bias", delta_bias, "D")
+    if D is not None:
+        arguments.parameter("D", D, "D")
+    if z is not None:
+        arguments.activation("z", z, "TD")
+    if delta_bias is not None:
+        arguments.parameter("delta_bias", delta_bias, "D")
     cu_seqlens, order = arguments.boundaries(boundaries)
-    arguments.parameter("initial_state", initial_state, "SDN")
+    if initial_state is not None:
+        arguments.parameter("initial_state", initial_state, "SDN")
     chosen = resolve("ssm_pack", backend, u.device.type)
     softplus = bool(delta_softplus)
     if chosen == "reference":
