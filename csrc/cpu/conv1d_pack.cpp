@@ -31,13 +31,15 @@ using mamba_lab::Wide;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-constexpr int kWidest = 256;   // WIDEST in mamba_lab/ops/conv1d_pack.py
-constexpr int kUnrolled = 8;   // up to here the width is known when compiling
+constexpr int kWidest = 256;  // WIDEST in mamba_lab/ops/conv1d_pack.py
+
+// The code is compiled for the usual widths, 2 to 4, and for any width up to 8 and up to 256 that is known at run time.
+constexpr int kUpTo8 = 0, kUpToWidest = -1;
 
 template <int W>
-constexpr int kTile = W == 0 ? 256 : 64;  // tokens; W = 0 stands for a width known only at run time
+constexpr int kTile = W == kUpToWidest ? 256 : 64;  // tokens
 template <int W>
-constexpr int kReach = (W == 0 ? kWidest : W) - 1;
+constexpr int kReach = (W > 0 ? W : W == kUpTo8 ? 8 : kWidest) - 1;
 
 Tensor with_dense_rows(const Tensor& t) {
   return t.size(1) <= 1 || t.stride(1) == 1 ? t : torch::stable::contiguous(t);
@@ -289,15 +291,14 @@ void each_task(const Call<Stored>& call, const Run& run) {
   });
 }
 
-// Calls `f` with the width as a constant, or with 0 where it is wide.
-template <int W = 1, typename F>
+// Calls `f` with the width as a constant, or with what stands for it.
+template <typename F>
 void with_width(int width, const F& f) {
-  if constexpr (W > kUnrolled) {
-    f(std::integral_constant<int, 0>{});
-  } else if (width == W) {
-    f(std::integral_constant<int, W>{});
-  } else {
-    with_width<W + 1>(width, f);
+  switch (width) {
+    case 2: return f(std::integral_constant<int, 2>{});
+    case 3: return f(std::integral_constant<int, 3>{});
+    case 4: return f(std::integral_constant<int, 4>{});
+    default: return width <= 8 ? f(std::integral_constant<int, kUpTo8>{}) : f(std::integral_constant<int, kUpToWidest>{});
   }
 }
 
@@ -337,12 +338,15 @@ std::tuple<Tensor, Tensor> conv1d_pack(
     bool silu,
     const Tensor& cu_seqlens,
     const Tensor& /*order*/,
-    const std::optional<Tensor>& initial_state) {
+    const std::optional<Tensor>& initial_state,
+    bool return_final_state) {
   const Tensor x = with_dense_rows(x_given);
   const ScalarType dtype = x.scalar_type();
   const ScalarType wide = dtype == ScalarType::Double ? dtype : ScalarType::Float;
   Tensor y = new_tensor(x, {x.size(0), x.size(1)}, dtype);
-  Tensor final_state = new_tensor(x, {cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1}, wide);
+  Tensor final_state = return_final_state
+      ? new_tensor(x, {cu_seqlens.size(0) - 1, x.size(1), weight.size(1) - 1}, wide)
+      : new_tensor(x, {0}, wide);
   with_stored(dtype, [&](auto stored) {
     using Stored = decltype(stored);
     const auto call = make_call<Stored>(x, weight, bias, silu, cu_seqlens, initial_state);
@@ -351,7 +355,7 @@ std::tuple<Tensor, Tensor> conv1d_pack(
       each_task<width.value>(
           call, [&](int64_t tile, int64_t block) { forward_task<width.value>(call, tile, block, out); });
     });
-    write_final_state(call, static_cast<Wide<Stored>*>(final_state.mutable_data_ptr()));
+    if (return_final_state) write_final_state(call, static_cast<Wide<Stored>*>(final_state.mutable_data_ptr()));
   });
   return {y, final_state};
 }

@@ -22,7 +22,10 @@ def _fake(
     cu_seqlens: Tensor,
     order: Tensor,
     initial_state: Tensor | None,
+    return_final_state: bool,
 ) -> tuple[Tensor, Tensor]:
+    if not return_final_state:
+        return x.new_empty(x.shape), x.new_empty(0, dtype=wide_dtype(x))
     shape = (cu_seqlens.shape[0] - 1, weight.shape[0], weight.shape[1] - 1)
     return x.new_empty(x.shape), x.new_empty(shape, dtype=wide_dtype(x))
 
@@ -48,7 +51,7 @@ def _fake_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, ctx.silu, cu_seqlens, order, initial_state = inputs
+    x, weight, bias, ctx.silu, cu_seqlens, order, initial_state, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, bias, cu_seqlens, order, initial_state)
 
@@ -71,6 +74,7 @@ def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
             None,
             None,
             None if initial_state is None else dinitial,
+            None,
         )
 
     torch.library.register_fake(forward, _fake)

@@ -4,7 +4,7 @@
 name per backend, so that a call is resolved once and its backward cannot end up in another backend.
 
 A schema has no optional results: an absent one is a tensor of size 0. ``order`` has S + 1 entries like ``cu_seqlens``;
-the last is never read (``Boundaries`` says why).
+the last is never read (``Boundaries`` says why). For the same reason a final state that nobody asked for is absent.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SSM_INPUTS = (
     "bool delta_softplus, Tensor cu_seqlens, Tensor order, Tensor? initial_state"
 )
 _SCHEMAS = {
-    "conv1d_pack": f"({_CONV1D_INPUTS}) -> (Tensor y, Tensor final_state)",
+    "conv1d_pack": f"({_CONV1D_INPUTS}, bool return_final_state) -> (Tensor y, Tensor final_state)",
     "conv1d_pack_backward": (
         f"(Tensor dy, Tensor? dfinal_state, {_CONV1D_INPUTS}) -> "
         "(Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)"
     ),
     # checkpoints: [T // CHECKPOINT_TOKENS + S, D, N], sequence s from slot cu_seqlens[s] // CHECKPOINT_TOKENS + s on.
-    "ssm_pack": f"({_SSM_INPUTS}) -> (Tensor y, Tensor final_state, Tensor checkpoints)",
+    "ssm_pack": (f"({_SSM_INPUTS}, bool return_final_state) -> (Tensor y, Tensor final_state, Tensor checkpoints)"),
     "ssm_pack_backward": (
         f"(Tensor dy, Tensor? dfinal_state, {_SSM_INPUTS}, Tensor checkpoints) -> "
         "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dz, Tensor ddelta_bias, "

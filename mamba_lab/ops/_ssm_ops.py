@@ -24,10 +24,12 @@ def _fake(
     cu_seqlens: Tensor,
     order: Tensor,
     initial_state: Tensor | None,
+    return_final_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sequences = cu_seqlens.shape[0] - 1
     slots = u.shape[0] // CHECKPOINT_TOKENS + sequences
-    return u.new_empty(u.shape), A.new_empty(sequences, *A.shape), A.new_empty(slots, *A.shape)
+    final_state = A.new_empty(sequences, *A.shape) if return_final_state else A.new_empty(0)
+    return u.new_empty(u.shape), final_state, A.new_empty(slots, *A.shape)
 
 
 def _fake_backward(
@@ -52,7 +54,7 @@ def _fake_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    u, delta, A, B, C, D, z, delta_bias, ctx.delta_softplus, cu_seqlens, order, initial_state = inputs
+    u, delta, A, B, C, D, z, delta_bias, ctx.delta_softplus, cu_seqlens, order, initial_state, _ = inputs
     checkpoints = output[2]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(checkpoints)
@@ -69,7 +71,7 @@ def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
         inputs = (u, delta, A, B, C, D, z, delta_bias, ctx.delta_softplus, cu_seqlens, order, initial_state)
         *grads, dinitial = backward_op(dy, dfinal_state, *inputs, checkpoints)
         grads += [None, None, None, dinitial]
-        return tuple(None if value is None else grad for value, grad in zip(inputs, grads, strict=True))
+        return (*(None if value is None else grad for value, grad in zip(inputs, grads, strict=True)), None)
 
     torch.library.register_fake(forward, _fake)
     torch.library.register_fake(backward, _fake_backward)

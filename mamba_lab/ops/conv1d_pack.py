@@ -122,5 +122,5 @@ def conv1d_pack(
             )
     else:
         run = _conv1d_ops.FORWARD[chosen]
-        y, final_state = run(x, weight, bias, silu, cu_seqlens, order, initial_state)
+        y, final_state = run(x, weight, bias, silu, cu_seqlens, order, initial_state, return_final_state)
     return (y, final_state) if return_final_state else y

@@ -140,5 +140,7 @@ def ssm_pack(
             )
     else:
         run = _ssm_ops.FORWARD[chosen]
-        y, final_state, _ = run(u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens, order, initial_state)
+        y, final_state, _ = run(
+            u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens, order, initial_state, return_final_state
+        )
     return (y, final_state) if return_final_state else y
