@@ -119,7 +119,9 @@ def ssm_pack_by_position(
     *,
     position_indices: Tensor,
 ) -> Tensor:
-    """``ssm_pack`` as the paper states it: one recurrence over all tokens, whose decay is zero at a first token.
+    """``ssm_pack`` as the paper states it: one recurrence over all tokens, which keeps nothing at a first token.
+
+    The paper sets the decay to zero there. Here the state is picked afresh, which gives the same numbers.
 
     Args:
         position_indices: int32 or int64 [T], 0, 1, 2, ... in each sequence.
@@ -135,7 +137,7 @@ def ssm_pack_by_position(
     added = (step * wide)[:, :, None] * B[:, None, :]
     h, hs = torch.zeros_like(A), []
     for first, a, b in zip((position_indices == 0).unbind(0), decay.unbind(0), added.unbind(0), strict=True):
-        h = torch.where(first, b, a * h + b)
+        h = a * torch.where(first, 0, h) + b
         hs.append(h)
     y = (_stack(hs, decay) * C[:, None, :]).sum(2)
     y = y if D is None else y + D * wide
