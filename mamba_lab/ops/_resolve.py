@@ -9,10 +9,8 @@ import torch
 from mamba_lab.log import log_once
 
 from . import build
+from .backends import NAMES
 from .toolchain import NativeUnavailable
-
-NAMES = ("reference", "cpu", "triton", "cuda")
-OPERATORS = ("conv1d_pack", "ssm_pack")
 
 
 def problem(operator: str, backend: str) -> NativeUnavailable | None:

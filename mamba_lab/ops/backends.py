@@ -10,6 +10,9 @@ from pathlib import Path
 from mamba_lab.ops import build
 from mamba_lab.ops.toolchain import NativeUnavailable, find_cxx, find_nvcc
 
+NAMES = ("reference", "cpu", "triton", "cuda")
+OPERATORS = ("conv1d_pack", "ssm_pack")
+
 
 @dataclass(frozen=True)
 class BackendStatus:
@@ -20,12 +23,14 @@ class BackendStatus:
         available: whether this machine can build and run its code.
         why: what it found, or what is missing.
         remedy: how to add it; empty when there is nothing to do.
+        operators: those of ``conv1d_pack`` and ``ssm_pack`` that it runs here.
     """
 
     name: str
     available: bool
     why: str
     remedy: str = ""
+    operators: tuple[str, ...] = ()
 
 
 def backends() -> list[BackendStatus]:
@@ -34,17 +39,16 @@ def backends() -> list[BackendStatus]:
         import torch
     except (ImportError, OSError) as error:
         remedy = "pip install 'torch>=2.10,<2.14'"
-        return [BackendStatus(n, False, f"PyTorch does not import: {error}", remedy) for n in _NAMES]
+        return [BackendStatus(n, False, f"PyTorch does not import: {error}", remedy) for n in NAMES]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return [
-        BackendStatus("reference", True, f"plain PyTorch {torch.__version__}"),
+        BackendStatus("reference", True, f"plain PyTorch {torch.__version__}", operators=OPERATORS),
         _native("cpu"),
         _triton(gpu),
         _cuda(gpu, torch.version.cuda),
     ]
 
 
-_NAMES = ("reference", "cpu", "triton", "cuda")
 _GPU_REMEDY = "needs an NVIDIA GPU; the cpu backend does the same work here"
 
 
@@ -59,7 +63,8 @@ def _native(device: str) -> BackendStatus:
     except NativeUnavailable as error:
         return BackendStatus(device, False, error.why, error.remedy)
     count = f"{len(names)} librar{'y' if len(names) == 1 else 'ies'} ready"
-    return BackendStatus(device, True, f"{count}: {', '.join(names)}")
+    operators = tuple(name for name in OPERATORS if name in names)
+    return BackendStatus(device, True, f"{count}: {', '.join(names)}", operators=operators)
 
 
 def _triton(gpu: str | None) -> BackendStatus:
