@@ -56,7 +56,7 @@ struct State {
   int64_t by_sequence = 0, by_channel = 0, by_age = 0;
 
   explicit State(const std::optional<Tensor>& t) {
-    if (!t.has_value()) return;
+    if (!t.has_value() || t->numel() == 0) return;
     data = static_cast<const Real*>(t->const_data_ptr());
     by_sequence = t->stride(0), by_channel = t->stride(1), by_age = t->stride(2);
   }

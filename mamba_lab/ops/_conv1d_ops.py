@@ -51,7 +51,7 @@ def _fake_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, ctx.silu, cu_seqlens, order, initial_state, _ = inputs
+    x, weight, bias, ctx.silu, cu_seqlens, order, initial_state, ctx.has_final_state = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(x, weight, bias, cu_seqlens, order, initial_state)
 
@@ -62,6 +62,7 @@ def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
 
     def gradients(ctx: Any, dy: Tensor | None, dfinal_state: Tensor | None) -> tuple[Tensor | None, ...]:
         x, weight, bias, cu_seqlens, order, initial_state = ctx.saved_tensors
+        dfinal_state = dfinal_state if ctx.has_final_state else None  # a compiler makes a zero for the absent one
         dy = torch.zeros_like(x) if dy is None else dy
         dx, dweight, dbias, dinitial = backward_op(
             dy, dfinal_state, x, weight, bias, ctx.silu, cu_seqlens, order, initial_state

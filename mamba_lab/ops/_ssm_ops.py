@@ -54,7 +54,9 @@ def _fake_backward(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    u, delta, A, B, C, D, z, delta_bias, ctx.delta_softplus, cu_seqlens, order, initial_state, _ = inputs
+    u, delta, A, B, C, D, z, delta_bias, ctx.delta_softplus, cu_seqlens, order, initial_state, ctx.has_final_state = (
+        inputs
+    )
     checkpoints = output[2]
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(checkpoints)
@@ -67,6 +69,7 @@ def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
 
     def gradients(ctx: Any, dy: Tensor | None, dfinal_state: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
         u, delta, A, B, C, D, z, delta_bias, cu_seqlens, order, initial_state, checkpoints = ctx.saved_tensors
+        dfinal_state = dfinal_state if ctx.has_final_state else None  # a compiler makes a zero for the absent one
         dy = torch.zeros_like(u) if dy is None else dy
         inputs = (u, delta, A, B, C, D, z, delta_bias, ctx.delta_softplus, cu_seqlens, order, initial_state)
         *grads, dinitial = backward_op(dy, dfinal_state, *inputs, checkpoints)
