@@ -46,6 +46,7 @@ notebooks: setup
 
 bench: setup
 	$(BIN)/mamba-lab bench batching $(ARGS)
+	$(BIN)/mamba-lab bench packing $(ARGS)
 
 wheelhouse: setup
 	$(BIN)/python -m pip download --quiet --dest $(WHEELHOUSE) $(PIP_ARGS) '.[course,dev]' 'hatchling>=1.26' 'editables>=0.5'

@@ -21,7 +21,9 @@ examples:
   mamba-lab my                        copy the notebooks to my/, where you work
   mamba-lab reset 02                  restore notebook 02 in my/, keep the old one beside it
   mamba-lab course --only 02          execute notebook 02 and write its page
+  mamba-lab pack my.jsonl             what packing saves on your documents, and how to pack them
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
+  mamba-lab bench packing             measure the packers, write data/results/packing.json
 """
 
 
@@ -66,6 +68,7 @@ def _say(message: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from mamba_lab.course.commands import add_course, add_my, add_reset
+    from mamba_lab.pack_command import add_pack
 
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -107,15 +110,19 @@ def _parser() -> argparse.ArgumentParser:
     add_my(commands)
     add_reset(commands)
     add_course(commands)
+    add_pack(commands)
 
     bench = commands.add_parser(
         "bench",
         help="measure, and write a record with the machine, the versions and every sample",
         description="Writes data/results/NAME.json. Close other programs first: a busy machine is measured too.",
     )
-    bench.add_argument("name", choices=("batching",), help="what to measure")
+    bench.add_argument("name", choices=("batching", "packing"), help="what to measure")
     bench.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed repeats of each part (5)")
     bench.add_argument("--output", type=Path, metavar="DIR", help="folder of the record (data/results)")
+    bench.add_argument(
+        "--full", action="store_true", help="packing: also 100 million lengths, in 4 GB of memory and about a minute"
+    )
     bench.set_defaults(func=_bench)
     return parser
 
@@ -133,6 +140,12 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    if args.name == "packing":
+        from mamba_lab.bench import packing
+
+        return packing.run(repeats=args.repeats, output=args.output, full=args.full)
+    if args.full:
+        raise ValueError(f"--full belongs to bench packing, and name is {args.name}")
     from mamba_lab.bench import batching
 
     return batching.run(repeats=args.repeats, output=args.output)

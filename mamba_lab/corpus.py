@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from mamba_lab.corpus_files import SUFFIXES, FileReader, is_hub_id
 from mamba_lab.document import Document, Skipped, Turn, render
+from mamba_lab.document_tokens import DocumentTokens, mark_said, tokenize_documents
 from mamba_lab.paths import data_dir
 from mamba_lab.tokenizer import Tokenizer, load_tokenizer
 
@@ -55,7 +56,7 @@ class Corpus(Sequence[Document]):
         self.name = name
         self.skipped = skipped if skipped is not None else Skipped()
         self._counted = counted
-        self._tokens: dict[Tokenizer, list[npt.NDArray[np.int32]]] = {}
+        self._tokens: dict[Tokenizer, DocumentTokens] = {}
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -69,7 +70,9 @@ class Corpus(Sequence[Document]):
             return self._documents[index]
         counted = None if self._counted is None else self._counted[index]
         part = Corpus(self._documents[index], self.name, self.skipped, counted)
-        part._tokens = {tokenizer: ids[index] for tokenizer, ids in self._tokens.items()}
+        part._tokens = {
+            tokenizer: DocumentTokens(ids[index], starts[index]) for tokenizer, (ids, starts) in self._tokens.items()
+        }
         return part
 
     def __iter__(self) -> Iterator[Document]:
@@ -90,9 +93,24 @@ class Corpus(Sequence[Document]):
         nobody's words can imitate one.
         Do not write to the arrays: they are shared.
         """
+        return self._tokenized(tokenizer).ids
+
+    def said_by(self, role: str = "assistant", tokenizer: Tokenizer | None = None) -> list[npt.NDArray[np.bool_]]:
+        """Which tokens of every conversation ``role`` says: bool [length] each, aligned with :meth:`tokenize`.
+
+        A turn's own role token is given, not said. The role token of the turn that follows counts as said, because it
+        ends the turn: a model that never learns it never stops. ``make_targets(ids, "assistant", said=...)`` takes it.
+
+        Raises:
+            ValueError: the role is unknown, or a document is no conversation; the message names it.
+        """
+        ids, starts = self._tokenized(tokenizer)
+        return [mark_said(d, len(i), s, role) for d, i, s in zip(self._documents, ids, starts, strict=True)]
+
+    def _tokenized(self, tokenizer: Tokenizer | None) -> DocumentTokens:
         tokenizer = tokenizer or load_tokenizer()
         if tokenizer not in self._tokens:
-            self._tokens[tokenizer] = _tokenize(self._documents, tokenizer)
+            self._tokens[tokenizer] = tokenize_documents(self._documents, tokenizer)
         return self._tokens[tokenizer]
 
     def lengths(self, tokenizer: Tokenizer | None = None) -> npt.NDArray[np.int64]:
@@ -221,21 +239,6 @@ def _require_source(name: str) -> None:
         f"name_or_path is {name!r}: no corpus has that name, and there is no such file. Known are {known}. A path to a "
         f"{', '.join(SUFFIXES)} file or to a folder of them works too, and owner/name of a data set on the hub."
     )
-
-
-def _tokenize(documents: Sequence[Document], tokenizer: Tokenizer) -> list[npt.NDArray[np.int32]]:
-    pieces = [piece for d in documents for piece in ([t.text for t in d.turns] if d.turns is not None else [d.text])]
-    encoded = iter(tokenizer.encode_batch(pieces))
-    result = []
-    for document in documents:
-        if document.turns is None:
-            ids = next(encoded)
-        else:
-            parts = [part for turn in document.turns for part in ([tokenizer.role_ids[turn.role]], next(encoded))]
-            ids = np.concatenate(parts, dtype=np.int32) if parts else np.empty(0, np.int32)
-        ids.flags.writeable = False
-        result.append(ids)
-    return result
 
 
 @lru_cache(maxsize=len(CORPORA))

@@ -12,7 +12,7 @@ import pytest
 from mamba_lab import __version__, cli
 from mamba_lab.ops.toolchain import NativeUnavailable
 
-COMMANDS = ("doctor", "build", "my", "reset", "course", "bench")
+COMMANDS = ("doctor", "build", "my", "reset", "course", "pack", "bench")
 
 
 def cli_process(*words: str) -> subprocess.CompletedProcess[str]:

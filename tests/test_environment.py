@@ -35,6 +35,7 @@ OWNERS = {
 CORE = ["mamba_lab", "mamba_lab.ops", "mamba_lab.batching", "mamba_lab.models", "mamba_lab.lengths"]
 CORE += ["mamba_lab.models.tiny", "mamba_lab.ops.build", "mamba_lab.ops.prebuild", "mamba_lab.doctor", "mamba_lab.cli"]
 TRAIN = ["mamba_lab.corpus", "mamba_lab.tokenizer", "mamba_lab.example", "mamba_lab.bench.batching", "datasets", "tqdm"]
+TRAIN += ["mamba_lab.bench.packing"]
 DEV = ["build", "editables", "hatchling", "hypothesis", "mypy", "nbval", "pre_commit", "pytest", "xdist"]
 
 CHILD = """
@@ -183,7 +184,7 @@ def test_environment_files(name: str) -> None:
 
 def test_the_course_needs_no_peer() -> None:
     text = (ROOT / "environment.yml").read_text()
-    for peer in ("mamba-ssm", "causal-conv1d", "mambapy"):
+    for peer in ("mamba-ssm", "causal-conv1d", "mambapy", "trl"):
         assert peer not in text
         assert peer not in closure(["mamba-lab[course]", "mamba-lab[dev]"])
 

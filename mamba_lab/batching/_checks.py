@@ -56,8 +56,11 @@ def as_host_ints(values: IntsLike, name: str, *, rows: bool = False) -> IntArray
     return array
 
 
-def as_lengths(lengths: IntsLike, name: str = "lengths") -> np.ndarray[Any, np.dtype[np.int64]]:
-    """``lengths`` as int64 [n] on the host, none negative, none above the int32 limit of token positions."""
+def as_lengths(lengths: IntsLike, name: str = "lengths", *, copy: bool = True) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """``lengths`` as int64 [n] on the host, none negative, none above the int32 limit of token positions.
+
+    ``copy=False`` is for those who neither write to it nor keep it: what is int64 and contiguous is then used as it is.
+    """
     array = as_host_ints(lengths, name)
     if array.size:
         place = int(array.argmin())
@@ -69,7 +72,7 @@ def as_lengths(lengths: IntsLike, name: str = "lengths") -> np.ndarray[Any, np.d
                 f"{name}[{place}] is {array[place]}: token positions are int32, at most {INT32_MAX}. "
                 f"Cut the sequence first."
             )
-    return array.astype(np.int64)
+    return array.astype(np.int64) if copy else np.ascontiguousarray(array, np.int64)
 
 
 def shown(value: object) -> str:

@@ -25,7 +25,7 @@ def chunk_fixed(lengths: IntsLike, capacity: int, *, across: bool = False, drop_
     Raises:
         ValueError: a bad length, or a capacity below 1.
     """
-    host = as_lengths(lengths)
+    host = as_lengths(lengths, copy=False)
     capacity = as_int(capacity, "capacity", minimum=1)
     if capacity > INT32_MAX:
         raise ValueError(f"capacity is {capacity}, above the int32 limit {INT32_MAX} of token positions.")
@@ -53,4 +53,6 @@ def chunk_fixed(lengths: IntsLike, capacity: int, *, across: bool = False, drop_
     kept = int(offsets[-1])
     begin, stop = begin[:kept].astype(np.int32), stop[:kept].astype(np.int32)
     dropped = total - int((stop - begin).sum(dtype=np.int64))
-    return PackingPlan(capacity, offsets.astype(np.int64), sequence[:kept].astype(np.int64), begin, stop, dropped)
+    return PackingPlan._trusted(
+        capacity, offsets.astype(np.int64), sequence[:kept].astype(np.int64), begin, stop, dropped
+    )

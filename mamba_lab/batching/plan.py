@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ._checks import INT32_MAX, IntsLike, as_int, as_lengths, shown
+from ._plan_file import read_plan, unreadable, write_plan
 
 Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Int32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
@@ -81,7 +83,7 @@ class PackingPlan:
             ValueError: an index outside the data set, a piece outside its sequence, a token that is in two places,
                 a bin above capacity.
         """
-        host = as_lengths(lengths)
+        host = as_lengths(lengths, copy=False)
         offsets, pieces = [0], []
         for number, members in enumerate(_listed(bins, "bins", "bins, each a list")):
             for j, member in enumerate(_listed(members, f"bins[{number}]", "sequence numbers")):
@@ -100,6 +102,23 @@ class PackingPlan:
         )
         plan.check_conserved(host)
         return plan
+
+    @classmethod
+    def _trusted(
+        cls,
+        capacity: int,
+        offsets: Int64Array,
+        sequence: Int64Array,
+        start: Int32Array,
+        stop: Int32Array,
+        dropped: int,
+    ) -> PackingPlan:
+        """A plan from a packer, whose arrays are right by construction: the checks cost more than the packing."""
+        self = object.__new__(cls)
+        values = (capacity, offsets, sequence, start, stop, dropped)
+        for name, value in zip(cls.__dataclass_fields__, values, strict=True):
+            object.__setattr__(self, name, value)
+        return self
 
     @property
     def n_bins(self) -> int:
@@ -129,13 +148,35 @@ class PackingPlan:
         for first, last in pairwise(offsets):
             yield pieces[first:last]
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan to ``path``, an .npz file of 16 bytes a piece and 8 a bin. It replaces a file that is there.
+
+        Raises:
+            OSError: the file cannot be written; an earlier one is then as it was.
+        """
+        write_plan(path, {field: getattr(self, field) for field in self.__dataclass_fields__})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PackingPlan:
+        """Read a plan that ``save`` wrote, and check it as the constructor does. Nothing in the file is executed.
+
+        Raises:
+            OSError: the file cannot be opened.
+            ValueError: it holds no plan, or a wrong one. The message names the file and the reason.
+        """
+        values = read_plan(path)
+        try:
+            return cls(**values)
+        except ValueError as error:
+            raise unreadable(path, error) from error
+
     def check_conserved(self, lengths: IntsLike) -> None:
         """Check that every token of the data set is in one place, or counted as dropped.
 
         Raises:
             ValueError: a piece outside its sequence, a token in two places, a wrong ``dropped``.
         """
-        host = as_lengths(lengths)
+        host = as_lengths(lengths, copy=False)
         if (bad := np.flatnonzero(self.sequence >= len(host))).size:
             raise ValueError(
                 f"piece {bad[0]} is of sequence {self.sequence[bad[0]]}, but lengths has {len(host)} entries."

@@ -20,7 +20,10 @@ from mamba_lab import machine
 from mamba_lab.ops.toolchain import NativeUnavailable, find_cxx
 from mamba_lab.paths import checkout_root, data_dir
 
-PACKAGES = ("mamba-lab", "torch", "numpy", "tokenizers", "triton", "mamba-ssm", "causal-conv1d", "mambapy", "numba")
+PACKAGES = (
+    *("mamba-lab", "torch", "numpy", "tokenizers", "triton", "mamba-ssm", "causal-conv1d", "mambapy", "numba"),
+    *("trl", "datasets", "pyarrow"),
+)
 
 
 def write_record(

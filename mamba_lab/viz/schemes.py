@@ -12,7 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from mamba_lab.batching import PackingPlan, bucket_by_length, chunk_fixed
+from mamba_lab.batching import (
+    PackingPlan,
+    bucket_by_length,
+    chunk_fixed,
+    pack_best_fit,
+    pack_greedy,
+    pack_sequential,
+)
 from mamba_lab.viz.colours import INK, LEAK, MUTED, PADDING, document_colour
 from mamba_lab.viz.figure import text_width
 from mamba_lab.viz.layout import Row, rows_of, valid_ratio
@@ -61,6 +68,21 @@ def joined_stream(lengths: Sequence[int], capacity: int, buffer: int = 0) -> Pla
     return [chunk_fixed(np.asarray(lengths, dtype=np.int64), capacity, across=True)]
 
 
+def packed_in_order(lengths: Sequence[int], capacity: int, buffer: int = 0) -> Plans:
+    """Whole documents in their order; one that does not fit closes the row. Longer ones than a row are split."""
+    return [pack_sequential(np.asarray(lengths, dtype=np.int64), capacity, overflow="split")]
+
+
+def packed_from_buffer(lengths: Sequence[int], capacity: int, buffer: int = 2) -> Plans:
+    """``buffer`` documents at a time, longest first, each where the least room is left; longer ones are split."""
+    return [pack_greedy(np.asarray(lengths, dtype=np.int64), capacity, buffer_size=buffer, overflow="split")]
+
+
+def best_fit(lengths: Sequence[int], capacity: int, buffer: int = 0) -> Plans:
+    """All documents at once, longest first, each where the least room is left; longer ones are split."""
+    return [pack_best_fit(np.asarray(lengths, dtype=np.int64), capacity, overflow="split")]
+
+
 def one_pack(lengths: Sequence[int], capacity: int = 0, buffer: int = 0) -> Plans:
     """All documents whole in one row."""
     bins = [list(range(len(lengths)))]
@@ -72,8 +94,11 @@ SCHEMES: dict[str, Scheme] = {
     "bucketed": Scheme(bucketed, capacity=None, buffer="buckets"),
     "fixed chunks": Scheme(fixed_per_document),
     "joined stream": Scheme(joined_stream, boundaries=False),
+    "packed in order": Scheme(packed_in_order),
+    "packed from a buffer": Scheme(packed_from_buffer, buffer="buffer"),
+    "best fit": Scheme(best_fit),
 }
-"""Schemes of the batch painter. A new one is one more entry."""
+"""Schemes of the batch painter, in the order of the course. A new one is one more entry."""
 
 
 _GAP = 0.95  # cells between two panels
@@ -170,9 +195,12 @@ def draw_panels(
         top = fig.get_figheight()
         for number, (line, height) in enumerate(zip(lines, heights, strict=True)):
             x = 0.1
+            # Headings may be wider than their rows: then the panels stand closer.
+            free = width - 0.2 - sum(_ratio_and_width(panels[i], sizes[i][0] * unit)[1] for i in line)
+            gap = min(_GAP * unit, max(free, 0.0) / (len(line) - 1)) if len(line) > 1 else _GAP * unit
             for i in line:
                 w, h = sizes[i][0] * unit, sizes[i][1] * unit * _FLAT
-                x += _draw_panel(fig, panels[i], words, x, top - heading, w, h) + _GAP * unit
+                x += _draw_panel(fig, panels[i], words, x, top - heading, w, h) + gap
             top -= height
             if number == key:
                 _draw_key(fig, x, top + 0.1, width - x, height - 0.1)
@@ -186,15 +214,20 @@ def _draw_panel(fig: Figure, panel: Panel, words: Words, x: float, top: float, w
     draw_rows(panel.plans, words=words, ax=ax, boundaries=panel.boundaries)
     left, base = (x + 0.03) / wide, (top + 0.08) / tall
     fig.text(left, base, panel.heading, fontsize=TITLE, fontweight="bold", va="baseline")
-    head = text_width(panel.heading, TITLE, bold=True) / 72 + 0.2
-    ratio = f"{panel.n_tokens}/{panel.n_positions} = {panel.percent} valid"
-    if head + text_width(ratio, TITLE) / 72 > width:
-        ratio = f"{panel.percent} valid"
-    taken = max(width, head + text_width(ratio, TITLE) / 72 + 0.03)
+    ratio, taken = _ratio_and_width(panel, width)
     fig.text((x + taken - 0.03) / wide, base, ratio, fontsize=TITLE, va="baseline", ha="right")
     colour = LEAK if panel.n_leaks else MUTED
     fig.text(left, (top - height - 0.16) / tall, panel.note, fontsize=TEXT, color=colour, va="baseline")
     return max(taken, text_width(panel.note, TEXT) / 72)
+
+
+def _ratio_and_width(panel: Panel, width: float) -> tuple[str, float]:
+    """The valid ratio beside the heading, as long as ``width`` inches allow, and the inches that both take."""
+    head = text_width(panel.heading, TITLE, bold=True) / 72 + 0.2
+    ratio = f"{panel.n_tokens}/{panel.n_positions} = {panel.percent} valid"
+    if head + text_width(ratio, TITLE) / 72 > width:
+        ratio = f"{panel.percent} valid"
+    return ratio, max(width, head + text_width(ratio, TITLE) / 72 + 0.03)
 
 
 def _draw_key(fig: Figure, x: float, y: float, width: float, height: float) -> None:

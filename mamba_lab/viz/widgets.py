@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from mamba_lab.viz.figure import to_png
 from mamba_lab.viz.rows import Words, draw_rows
-from mamba_lab.viz.schemes import SCHEMES, Panel, draw_panels
+from mamba_lab.viz.schemes import SCHEMES, Panel, Scheme, draw_panels
 from mamba_lab.viz.style import PAGE_WIDTH
 
 if TYPE_CHECKING:
@@ -40,14 +40,9 @@ def paint(
     Raises:
         ValueError: no such scheme; no document; a capacity or buffer below 1; a negative length.
     """
-    if scheme not in SCHEMES:
-        raise ValueError(f"scheme is {scheme!r}: expected one of {', '.join(map(repr, SCHEMES))}")
-    for name, value in (("capacity", capacity), ("buffer", buffer)):
-        if value < 1:
-            raise ValueError(f"{name} is {value}: expected at least 1")
+    entry = _scheme(scheme, capacity, buffer)
     if not len(lengths) or not any(n > 0 for n in lengths):
         raise ValueError("lengths has no document with a token: give at least one length above 0")
-    entry = SCHEMES[scheme]
     panel = Panel(scheme, entry.plans(lengths, capacity, buffer), entry.boundaries)
     ax = draw_rows(panel.plans, words=words, lengths=lengths, boundaries=panel.boundaries, max_rows=_MOST_ROWS)
     text = f"{panel.n_tokens:,} of {panel.n_positions:,} positions are valid: {panel.percent}. {_capital(panel.note)}."
@@ -59,25 +54,32 @@ def paint(
     return figure, text
 
 
-def batch_painter_static() -> Figure:
-    """What the painter shows of the running example under each of its schemes, for pages that cannot move a slider."""
+def batch_painter_static(schemes: Sequence[str] | None = None, *, capacity: int = 6, buffer: int = 2) -> Figure:
+    """What the painter shows of the running example, for pages that cannot move a slider.
+
+    Args:
+        schemes: names in :data:`mamba_lab.viz.schemes.SCHEMES`, two of them side by side; all by default.
+        capacity, buffer: as for :func:`paint`.
+
+    Raises:
+        ValueError: no such scheme, or none; a capacity or buffer below 1.
+    """
     from mamba_lab.example import LENGTHS
 
-    capacity = 6
     panels = []
-    for name, scheme in SCHEMES.items():
-        plans = scheme.plans(LENGTHS, capacity, 2)
+    for name in _names(schemes):
+        scheme = _scheme(name, capacity, buffer)
         used = f", {scheme.capacity} {capacity}" if scheme.capacity else ""
-        panels.append(Panel(f"{_capital(name)}{used}", plans, scheme.boundaries))
+        panels.append(Panel(f"{_capital(name)}{used}", scheme.plans(LENGTHS, capacity, buffer), scheme.boundaries))
     lines = [tuple(range(i, min(i + 2, len(panels)))) for i in range(0, len(panels), 2)]
     return draw_panels(panels, lines)
 
 
-def batch_painter(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
+def batch_painter(lengths: Sequence[int] | None = None, *, schemes: Sequence[str] | None = None) -> ipywidgets.VBox:
     """The painter as a widget. ``lengths`` are documents of your own, beside the running example.
 
-    Its parts are also attributes of the returned box, by name in ``box.parts``: scheme, capacity, buffer, source, own,
-    image, text.
+    ``schemes`` are the names to choose from, all by default. The parts are also attributes of the returned box, by
+    name in ``box.parts``: scheme, capacity, buffer, source, own, image, text.
     """
     import ipywidgets as w
 
@@ -85,7 +87,7 @@ def batch_painter(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
 
     wide = w.Layout(width="420px")
     look: dict[str, Any] = {"layout": wide, "style": {"description_width": "90px"}}
-    scheme = w.Dropdown(options=list(SCHEMES), description="scheme", **look)
+    scheme = w.Dropdown(options=_names(schemes), description="scheme", **look)
     capacity = w.IntSlider(value=8, min=1, max=32, description="capacity", continuous_update=False, **look)
     buffer = w.IntSlider(value=2, min=1, max=8, description="buffer", continuous_update=False, **look)
     source = w.Dropdown(options=[_EXAMPLE, _OWN], description="documents", **look)
@@ -103,7 +105,7 @@ def batch_painter(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
         own.disabled = source.value != _OWN
         try:
             chosen, words = (LENGTHS, WORDS) if source.value == _EXAMPLE else (parse_lengths(own.value), None)
-            capacity.max = max(32, *chosen)
+            capacity.max, buffer.max = max(32, *chosen), max(8, len(chosen))
             figure, said = paint(scheme.value, capacity.value, buffer.value, chosen, words)
         except ValueError as error:
             text.value = f"<b>✗</b> {_plain(str(error))}"
@@ -132,6 +134,24 @@ def parse_lengths(text: str) -> list[int]:
     if len(found) > most or sum(map(int, found)) > np.iinfo(np.int32).max:
         raise ValueError(f"lengths has {len(found):,} numbers: expected at most {most:,}, and a sum below 2^31")
     return [int(word) for word in found]
+
+
+def _names(schemes: Sequence[str] | None) -> list[str]:
+    if schemes is None:
+        return list(SCHEMES)
+    if isinstance(schemes, str) or not len(schemes):
+        raise ValueError(f"schemes is {schemes!r}: expected a list of names, such as ['padded', 'bucketed']")
+    return list(schemes)
+
+
+def _scheme(name: str, capacity: int, buffer: int) -> Scheme:
+    """The scheme of this name, when both numbers make sense."""
+    if name not in SCHEMES:
+        raise ValueError(f"scheme is {name!r}: expected one of {', '.join(map(repr, SCHEMES))}")
+    for what, value in (("capacity", capacity), ("buffer", buffer)):
+        if value < 1:
+            raise ValueError(f"{what} is {value}: expected at least 1")
+    return SCHEMES[name]
 
 
 def _capital(text: str) -> str:

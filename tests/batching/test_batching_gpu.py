@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from mamba_lab.batching import Boundaries, PackingPlan, pack_collate
+from mamba_lab.batching import Boundaries, PackingPlan, check_targets, pack_collate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
 
@@ -85,3 +85,10 @@ def test_the_huggingface_form_waits_once() -> None:
             assert value.device.type == "cuda"
             value = value.cpu()
             assert torch.equal(value, expected[key])  # type: ignore[arg-type]
+
+
+def test_the_target_check_waits_once() -> None:
+    plan = PackingPlan.from_bins([[0, 1, 2], [3]], [4, 2, 3, 7], 10)
+    batch = pack_collate(plan, DOCUMENTS, pad_id=9).to("cuda")
+    assert check_targets(batch).ok
+    assert waits(lambda: check_targets(batch)) == 1

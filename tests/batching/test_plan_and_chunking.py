@@ -46,6 +46,8 @@ def test_drop_last_counts_what_it_drops() -> None:
 def test_chunks_conserve_tokens(lengths: list[int], capacity: int, across: bool, drop_last: bool) -> None:
     made = chunk_fixed(lengths, capacity, across=across, drop_last=drop_last)
     made.check_conserved(lengths)
+    # The public constructor checks what chunk_fixed's own path trusts.
+    PackingPlan(made.capacity, made.offsets, made.sequence, made.start, made.stop, made.dropped)
     flat = [(s, t) for row in made.bins() for s, start, stop in row for t in range(start, stop)]
     everything = [(s, t) for s, n in enumerate(lengths) for t in range(n)]
     assert len(flat) + made.dropped == len(everything)

@@ -14,7 +14,7 @@ from mamba_lab.example import LENGTHS
 from mamba_lab.paths import checkout_root
 from mamba_lab.viz import readme
 from mamba_lab.viz.layout import rows_of
-from mamba_lab.viz.schemes import SCHEMES, Panel, alt_text, four_panels, four_schemes, one_pack, padded
+from mamba_lab.viz.schemes import SCHEMES, Panel, alt_text, draw_panels, four_panels, four_schemes, one_pack, padded
 
 
 def drawn(panels=None, **kwargs) -> list[str]:
@@ -102,6 +102,33 @@ def test_no_scheme_loses_a_token(name: str) -> None:
     assert panel.n_tokens == sum(lengths)
     seen = sorted((p.document, t) for row in panel.rows for p in row.pieces for t in range(p.start, p.stop))
     assert seen == [(i, t) for i, n in enumerate(lengths) for t in range(n)]
+
+
+def bins(name: str, capacity: int, buffer: int = 1, lengths: tuple[int, ...] = LENGTHS) -> list[list[str]]:
+    scheme = SCHEMES[name]
+    return documents(Panel(name, scheme.plans(lengths, capacity, buffer), scheme.boundaries))
+
+
+def test_packing_schemes_by_hand() -> None:
+    assert bins("packed in order", 8) == [["A0:4", "B0:2", "pad 2"], ["C0:3", "pad 5"], ["D0:7", "pad 1"]]
+    assert bins("packed from a buffer", 9, 2) == [["A0:4", "B0:2", "pad 3"], ["C0:3", "pad 6"], ["D0:7", "pad 2"]]
+    assert bins("packed from a buffer", 9, 4) == [["A0:4", "C0:3", "pad 2"], ["B0:2", "D0:7", "pad 0"]]
+    assert bins("best fit", 9) == bins("packed from a buffer", 9, 4)
+    assert all(SCHEMES[name].boundaries for name in ("packed in order", "packed from a buffer", "best fit"))
+
+
+@pytest.mark.parametrize("name", ["packed in order", "packed from a buffer", "best fit"])
+def test_packing_schemes_split_what_is_longer_than_a_row(name: str) -> None:
+    pieces = [piece for row in bins(name, 6) for piece in row]
+    assert {"D0:6", "D6:7"} <= set(pieces)
+
+
+def test_panels_stay_on_the_page() -> None:
+    panels = [Panel("Headings are wider than rows", padded([3, 2]), True)] * 2
+    figure = draw_panels(panels, [(0, 1)], words=[["a"] * 3, ["b"] * 2])
+    ends = [t.get_position()[0] * figure.get_figwidth() for t in figure.texts if "valid" in t.get_text()]
+    assert figure.axes[0].get_position().x1 * figure.get_figwidth() < ends[0] - 0.1, "a heading is wider than its rows"
+    assert max(ends) <= figure.get_figwidth() - 0.1
 
 
 def test_padded_and_pack_by_hand() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from mamba_lab.batching import PackingPlan
@@ -23,6 +24,10 @@ LENGTHS = (4, 2, 3, 7)
         ("bucketed", 8, 1, "16 of 28 positions are valid: 57%. 12 positions of padding."),
         ("fixed chunks", 4, 1, "16 of 20 positions are valid: 80%. 4 positions of padding, 1 document cut."),
         ("joined stream", 8, 1, "16 of 16 positions are valid: 100%. 3 leaks, 1 document cut."),
+        ("packed in order", 8, 1, "16 of 24 positions are valid: 67%. 8 positions of padding."),
+        ("packed from a buffer", 9, 2, "16 of 27 positions are valid: 59%. 11 positions of padding."),
+        ("packed from a buffer", 9, 4, "16 of 18 positions are valid: 89%. 2 positions of padding."),
+        ("best fit", 9, 1, "16 of 18 positions are valid: 89%. 2 positions of padding."),
     ],
 )
 def test_paint_says_what_the_rows_hold(scheme: str, capacity: int, buffer: int, text: str) -> None:
@@ -112,3 +117,55 @@ def test_a_new_scheme_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts["text"].value.startswith("16 of 20")
     assert batch_painter_static().axes[-1].patches, "and the static figure has it too"
     assert len(batch_painter_static().axes) == len(schemes.SCHEMES)
+
+
+def headings(figure: Figure) -> list[str]:
+    return [t.get_text() for t in figure.texts if t.get_fontweight() == "bold"]
+
+
+def test_the_static_painter_shows_the_schemes_it_is_given() -> None:
+    shown = batch_painter_static(["padded", "packed in order"], capacity=8)
+    assert headings(shown) == ["Padded", "Packed in order, capacity 8"]
+    assert "67% valid" in [t.get_text() for t in shown.texts]
+    assert len(headings(batch_painter_static())) == len(SCHEMES)
+    two, four = (batch_painter_static(["packed from a buffer"], capacity=9, buffer=n) for n in (2, 4))
+    assert ["59% valid" in t.get_text() for f in (two, four) for t in f.texts if "valid" in t.get_text()] == [
+        True,
+        False,
+    ]
+
+
+def test_every_panel_stays_on_the_page() -> None:
+    figure = batch_painter_static()
+    ratios = [t for t in figure.texts if "valid" in t.get_text()]
+    assert len(ratios) == len(SCHEMES)
+    assert all(t.get_ha() == "right" and t.get_position()[0] <= 1 - 0.05 / figure.get_figwidth() for t in ratios)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"schemes": ["magic"]}, "scheme is 'magic'"),
+        ({"schemes": []}, r"schemes is \[\]: expected a list of names"),
+        ({"schemes": "padded"}, "schemes is 'padded': expected a list of names"),
+        ({"capacity": 0}, "capacity is 0"),
+        ({"buffer": 0}, "buffer is 0"),
+    ],
+)
+def test_the_static_painter_names_what_is_wrong(arguments: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        batch_painter_static(**arguments)
+
+
+def test_the_painter_offers_the_schemes_it_is_given() -> None:
+    parts = batch_painter(schemes=["packed in order", "padded"]).parts
+    assert parts["scheme"].options == ("packed in order", "padded")
+    assert parts["text"].value.startswith("16 of 24")
+    assert batch_painter().parts["scheme"].options == tuple(SCHEMES)
+
+
+def test_a_buffer_reaches_to_all_documents() -> None:
+    parts = batch_painter([3] * 20).parts
+    assert parts["buffer"].max == 20
+    parts["source"].value = "the running example"
+    assert parts["buffer"].max == 8
