@@ -15,7 +15,7 @@ from .toolchain import NativeUnavailable
 
 def problem(operator: str, backend: str) -> NativeUnavailable | None:
     """Why ``operator`` cannot run on ``backend`` here, or None. A native library is built and loaded to find out."""
-    if backend == "reference":
+    if backend == "reference" or (backend == "cpu" and build.is_loaded(operator)):
         return None
     title = f"{operator} on backend {backend!r}"
     if backend != "cpu" or operator not in build.sources("cpu"):
@@ -60,7 +60,7 @@ def _fastest(operator: str, device: str) -> str:
     if device != "cpu":
         log_once(logging.WARNING, f"{operator} on {device} runs on the slow reference: there is no other kernel yet.")
         return "reference"
-    missing = None if build.is_loaded(operator) else problem(operator, "cpu")
+    missing = problem(operator, "cpu")
     if missing is None:
         log_once(logging.INFO, f"{operator} on the CPU runs in C++ (backend 'cpu').")
         return "cpu"
