@@ -173,30 +173,36 @@ MAMBA_LAB_INLINE Vec<S> exp(Vec<S> x) {
   return scale<S>(fma<S>(horner<S>(Lanes<S>::exp2, f), f, all<S>(1)), n);
 }
 
-template <class S>
-MAMBA_LAB_INLINE Vec<S> exp_of_minus_abs(Vec<S> x) {
-  return exp<S>(x < 0 ? x : -x);
-}
-
 // 1 / (1 + e^-x), and one minus it without cancellation.
 template <class S>
 struct Sigmoid {
   Vec<S> value, rest;
 };
 
+// The same from e = e^-|x|.
 template <class S>
-MAMBA_LAB_INLINE Sigmoid<S> sigmoid(Vec<S> x) {
-  const Vec<S> e = exp_of_minus_abs<S>(x), large = 1 / (1 + e), small = e / (1 + e);
+MAMBA_LAB_INLINE Sigmoid<S> sigmoid(Vec<S> x, Vec<S> e) {
+  const Vec<S> large = 1 / (1 + e), small = e * large;
   return {x < 0 ? small : large, x < 0 ? large : small};
 }
 
-// log(1 + e^x), and x itself above 20, as PyTorch has it.
 template <class S>
-MAMBA_LAB_INLINE Vec<S> softplus(Vec<S> x) {
+MAMBA_LAB_INLINE Sigmoid<S> sigmoid(Vec<S> x) {
+  return sigmoid<S>(x, exp<S>(x < 0 ? x : -x));
+}
+
+// log(1 + e^x) and its derivative; above 20 x itself and 1, as PyTorch has it.
+template <class S>
+struct Softplus {
+  Vec<S> value, slope;
+};
+
+template <class S>
+MAMBA_LAB_INLINE Softplus<S> softplus(Vec<S> x) {
   // log(1 + e) = log((1 + t) / (1 - t)) with t = e / (2 + e) <= 1/3.
-  const Vec<S> e = exp_of_minus_abs<S>(x), t = e / (2 + e);
+  const Vec<S> e = exp<S>(x < 0 ? x : -x), t = e / (2 + e);
   const Vec<S> log1p = t * horner<S>(Lanes<S>::log1p, t * t);
-  return x > 20 ? x : (x < 0 ? Vec<S>{} : x) + log1p;
+  return {x > 20 ? x : (x < 0 ? Vec<S>{} : x) + log1p, x > 20 ? all<S>(1) : sigmoid<S>(x, e).value};
 }
 
 template <class S, int Odd, int... I>

@@ -67,7 +67,7 @@ struct Inputs {
   template <class In>
   Problem<In> problem(bool softplus, const Tensor& cu, const Tensor& order) const {
     using S = State<In>;
-    return {u.size(0), u.size(1), A.size(1), order.size(0), rows<In>(u), rows<In>(delta), rows<In>(B), rows<In>(C),
+    return {u.size(0), u.size(1), A.size(1), cu.size(0) - 1, rows<In>(u), rows<In>(delta), rows<In>(B), rows<In>(C),
             rows<In>(z), pointer<S>(A), pointer<S>(D), pointer<S>(bias), softplus, pointer<int32_t>(cu),
             pointer<int32_t>(order), pointer<S>(initial)};
   }
@@ -115,11 +115,13 @@ void run_tasks(const Pass& pass, const Problem<In>& p, const std::vector<int64_t
 }
 
 template <class In>
-std::tuple<Tensor, Tensor, Tensor> forward(const Inputs& in, bool softplus, const Tensor& cu, const Tensor& order) {
+std::tuple<Tensor, Tensor, Tensor> forward(const Inputs& in, bool softplus, const Tensor& cu, const Tensor& order,
+                                           bool return_final_state) {
   using S = State<In>;
   const Problem<In> p = in.problem<In>(softplus, cu, order);
   const Tensor y = torch::stable::new_empty(in.u, {p.T, p.D});
-  const Tensor final_state = torch::stable::new_empty(in.A, {p.sequences, p.D, p.N});
+  const Tensor final_state = return_final_state ? torch::stable::new_empty(in.A, {p.sequences, p.D, p.N})
+                                                : torch::stable::new_empty(in.A, {0});
   const Tensor checkpoints = torch::stable::new_empty(in.A, {p.T / kTile + p.sequences, p.D, p.N});
   const Forward<In> pass(p, new_rows<In>(y), written<S>(final_state), written<S>(checkpoints));
   run_tasks(pass, p, group_sequences(p), in.u);
@@ -135,22 +137,19 @@ void add_up_over_time(const Problem<In>& p, const Vec<State<In>>* sums, int64_t 
   torch::stable::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
       const Block block(b, p.D, p.width);
-      for (int64_t k = 0; k < each; ++k) {
-        // kVecs times N vectors of dA, then kVecs of dD, then kVecs of ddelta_bias.
-        const int64_t row = k / N, c = row < kVecs ? row : (k - kVecs * N) % kVecs;
-        if (c >= block.vecs) continue;
-        V sum{};
-        for (int64_t g = 0; g < groups; ++g) sum += sums[(g * blocks + b) * each + k];
-        for (int i = 0; i < block.lanes(static_cast<int>(c)); ++i) {
-          const int64_t channel = block.channel(static_cast<int>(c)) + i;
-          if (row < kVecs) {
-            dA[channel * N + k % N] = sum[i];
-          } else if (k < kVecs * (N + 1)) {
-            if (dD != nullptr) dD[channel] = sum[i];
-          } else if (dbias != nullptr) {
-            dbias[channel] = sum[i];
-          }
+      const auto sum = [&](int64_t k) {
+        V total{};
+        for (int64_t g = 0; g < groups; ++g) total += sums[(g * blocks + b) * each + k];
+        return total;
+      };
+      for (int c = 0; c < block.vecs; ++c) {
+        const int64_t channel = block.channel(c);
+        for (int64_t n = 0; n < N; ++n) {
+          const V of_state = sum(c * N + n);
+          for (int i = 0; i < block.lanes(c); ++i) dA[(channel + i) * N + n] = of_state[i];
         }
+        if (dD != nullptr) store_row(dD + channel, sum(kVecs * N + c), block.lanes(c));
+        if (dbias != nullptr) store_row(dbias + channel, sum(kVecs * (N + 1) + c), block.lanes(c));
       }
     }
   });
@@ -205,12 +204,12 @@ Gradients backward(const Inputs& in, const Tensor& dy, const Optional& dfinal, b
 std::tuple<Tensor, Tensor, Tensor> ssm_pack_cpu(
     const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor& B, const Tensor& C, const Optional& D,
     const Optional& z, const Optional& delta_bias, bool softplus, const Tensor& cu_seqlens, const Tensor& order,
-    const Optional& initial_state) {
+    const Optional& initial_state, bool return_final_state) {
   const Inputs in = hold(u, delta, A, B, C, D, z, delta_bias, initial_state);
   const ScalarType type = u.scalar_type();
-  if (type == ScalarType::Double) return forward<double>(in, softplus, cu_seqlens, order);
-  if (type == ScalarType::BFloat16) return forward<BFloat16>(in, softplus, cu_seqlens, order);
-  return forward<float>(in, softplus, cu_seqlens, order);
+  if (type == ScalarType::Double) return forward<double>(in, softplus, cu_seqlens, order, return_final_state);
+  if (type == ScalarType::BFloat16) return forward<BFloat16>(in, softplus, cu_seqlens, order, return_final_state);
+  return forward<float>(in, softplus, cu_seqlens, order, return_final_state);
 }
 
 Gradients ssm_pack_cpu_backward(

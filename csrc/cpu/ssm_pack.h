@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 namespace mamba_lab::ssm {
@@ -24,7 +25,7 @@ using simd::Vec;
 // The state is kept every so many tokens, counted from a sequence's start (CHECKPOINT_TOKENS in _schemas.py).
 inline constexpr int kTile = 16;
 // Vectors of channels in a block. dB and dC are summed over a block before they leave it.
-inline constexpr int kVecs = 2;
+inline constexpr int kVecs = 4;
 // Short sequences share a task until it holds so many tokens.
 inline constexpr int64_t kTaskTokens = 256;
 inline constexpr int64_t kSequenceCost = 4;
@@ -99,6 +100,17 @@ void store_states(const Vec<S>* from, int lanes, int64_t N, S* p) {
   }
 }
 
+// A in units of log2(e), so that exp(dt A) is a power of two. It stays finite: a step of zero times infinity is no decay.
+template <class S>
+void load_decays(const S* A, int lanes, int64_t N, Vec<S>* to) {
+  constexpr S most = std::numeric_limits<S>::max();
+  load_states(A, lanes, N, to);
+  for (int64_t n = 0; n < N; ++n) {
+    const Vec<S> a = to[n] * simd::Lanes<S>::log2e;
+    to[n] = a < -most ? all<S>(-most) : a > most ? all<S>(most) : a;
+  }
+}
+
 // The state of one vector of channels inside a checkpoint: state after state, its lanes side by side. A slot has room for
 // D times N numbers; only this backend reads them.
 template <class S>
@@ -138,6 +150,7 @@ struct Block {
     last_lanes = static_cast<int>(channels - (vecs - 1) * width);
   }
   int64_t channel(int c) const { return first + c * width; }
+  int64_t channels() const { return (vecs - 1) * width + last_lanes; }
   int lanes(int c) const { return c + 1 < vecs ? width : last_lanes; }
 };
 
@@ -182,6 +195,19 @@ MAMBA_LAB_INLINE void widen_rows(const Rows<const In>& rows, int64_t t, int leng
   }
 }
 
+// Asks for what a later tile reads: tiles lie far apart, so the processor does not guess them.
+template <class T>
+MAMBA_LAB_INLINE void prefetch(const T* p, int64_t count) {
+  const char* line = reinterpret_cast<const char*>(p);
+  for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(line + i);
+}
+
+template <class In>
+MAMBA_LAB_INLINE void prefetch_rows(const Rows<const In>& rows, int64_t t, int length, int64_t column, int64_t count) {
+  if (!rows) return;
+  for (int i = 0; i < length; ++i) prefetch(rows.at(t + i, column), count);
+}
+
 // Calls f<16>, f<8>, f<4>, f<2>, f<1> (none above Most) on consecutive states until all N are done: f's states live in
 // registers.
 template <int Most, class F>
@@ -190,8 +216,10 @@ MAMBA_LAB_INLINE void each_piece(int64_t N, const F& f) {
   if constexpr (Most >= 16) {
     for (; n + 16 <= N; n += 16) f(std::integral_constant<int, 16>(), n);
   }
-  for (; n + 8 <= N; n += 8) f(std::integral_constant<int, 8>(), n);
-  if (N - n >= 4) f(std::integral_constant<int, 4>(), n), n += 4;
+  if constexpr (Most >= 8) {
+    for (; n + 8 <= N; n += 8) f(std::integral_constant<int, 8>(), n);
+  }
+  for (; n + 4 <= N; n += 4) f(std::integral_constant<int, 4>(), n);
   if (N - n >= 2) f(std::integral_constant<int, 2>(), n), n += 2;
   if (N - n >= 1) f(std::integral_constant<int, 1>(), n);
 }

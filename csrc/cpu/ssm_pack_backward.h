@@ -32,7 +32,9 @@ class Backward {
 
   struct Work {
     V *A, *g, *h, *a, *dB, *dC, *start;
-    V *dt, *dtu, *dy, *y, *dsum, *asum;
+    // Of each token of the tile: the step and its slope, step times u, dy before and behind the gate, y, and two sums
+    // over states: g B, and g a h A.
+    V *dt, *slope, *dtu, *dy, *dz, *y, *dsum, *asum;
     S *B, *C;
     V *dA, *dskip, *dbias;
     Work(const Problem<In>& p, Scratch& scratch)
@@ -44,8 +46,10 @@ class Backward {
           dC(scratch.take<V>(kTile * kPiece)),
           start(scratch.take<V>(kVecs * p.N)),
           dt(scratch.take<V>(kVecs * kTile)),
+          slope(scratch.take<V>(kVecs * kTile)),
           dtu(scratch.take<V>(kVecs * kTile)),
           dy(scratch.take<V>(kVecs * kTile)),
+          dz(scratch.take<V>(kVecs * kTile)),
           y(scratch.take<V>(kVecs * kTile)),
           dsum(scratch.take<V>(kVecs * kTile)),
           asum(scratch.take<V>(kVecs * kTile)),
@@ -64,9 +68,7 @@ class Backward {
     std::fill_n(w.dB, kTile * kPiece, V{});
     std::fill_n(w.dC, kTile * kPiece, V{});
     for (int c = 0; c < block.vecs; ++c) {
-      V* A = w.A + c * N;
-      load_states(p_.A + block.channel(c) * N, block.lanes(c), N, A);
-      for (int64_t n = 0; n < N; ++n) A[n] *= simd::Lanes<S>::log2e;
+      load_decays(p_.A + block.channel(c) * N, block.lanes(c), N, w.A + c * N);
     }
     for (int64_t i = first; i < last; ++i) sequence(w, p_.order[i], block, block_index);
   }
@@ -89,7 +91,7 @@ class Backward {
     for (int64_t i = tiles - 1; i >= 0; --i) {
       const int64_t t = start + i * kTile;
       tile(w, t, static_cast<int>(std::min<int64_t>(kTile, stop - t)), block, block_index,
-           checkpoints_ + (p_.slot(s) + i) * states);
+           checkpoints_ + (p_.slot(s) + i) * states, i > 0);
     }
     if (out_.dinitial == nullptr) return;
     for (int c = 0; c < block.vecs; ++c) {
@@ -98,7 +100,8 @@ class Backward {
     }
   }
 
-  void tile(Work& w, int64_t t, int length, const Block& block, int64_t block_index, const S* slot) const {
+  void tile(Work& w, int64_t t, int length, const Block& block, int64_t block_index, const S* slot,
+            bool before) const {
     const int64_t N = p_.N;
     widen_rows(p_.B, t, length, N, w.B);
     widen_rows(p_.C, t, length, N, w.C);
@@ -110,15 +113,25 @@ class Backward {
       for (int i = 0; i < length; ++i) {
         const int at = c * kTile + i;
         const V step = load_row(p_.delta.at(t + i, channel), lanes) + bias;
-        w.dt[at] = p_.softplus ? simd::softplus<S>(step) : step;
+        const auto [dt, slope] = p_.softplus ? simd::softplus<S>(step) : simd::Softplus<S>{step, all<S>(1)};
+        w.dt[at] = dt;
+        w.slope[at] = slope;
         w.dtu[at] = w.dt[at] * load_row(p_.u.at(t + i, channel), lanes);
         w.dy[at] = load_row(dy_.at(t + i, channel), lanes);
         if (p_.z) {
           const V z = load_row(p_.z.at(t + i, channel), lanes);
-          w.dy[at] *= z * simd::sigmoid<S>(z).value;
+          const auto [gate, rest] = simd::sigmoid<S>(z);
+          w.dz[at] = w.dy[at] * (gate * fma<S>(z, rest, all<S>(1)));
+          w.dy[at] *= z * gate;
         }
         w.y[at] = w.dsum[at] = w.asum[at] = V{};
       }
+    }
+    if (before) {
+      for (const auto& rows : {p_.u, p_.delta, p_.z, dy_}) {
+        prefetch_rows(rows, t - kTile, kTile, block.first, block.channels());
+      }
+      prefetch(slot - p_.D * N + block.first * N, block.channels() * N);
     }
     each_piece<kPiece>(N, [&](auto piece, int64_t n) {
       constexpr int Piece = piece();
@@ -210,7 +223,6 @@ class Backward {
 
   // What is left once all states are done: du, ddelta and dz of one vector of channels.
   MAMBA_LAB_INLINE void finish(Work& w, int64_t t, int length, int c, int64_t channel, int lanes) const {
-    const V bias = p_.bias == nullptr ? V{} : load_row<S>(p_.bias + channel, lanes);
     const V skip = p_.skip == nullptr ? V{} : load_row<S>(p_.skip + channel, lanes);
     V dskip = w.dskip[c], dbias = w.dbias[c];
     for (int i = length - 1; i >= 0; --i) {
@@ -219,18 +231,11 @@ class Backward {
       V du = w.dt[at] * w.dsum[at];
       if (p_.skip != nullptr) du = fma<S>(skip, dy, du);
       store_row(out_.du.at(t + i, channel), du, lanes);
-      V ddelta = fma<S>(u, w.dsum[at], w.asum[at] * kLn2);
-      if (p_.softplus) {
-        const V step = load_row(p_.delta.at(t + i, channel), lanes) + bias;
-        ddelta = step > 20 ? ddelta : ddelta * simd::sigmoid<S>(step).value;
-      }
+      const V ddelta = fma<S>(u, w.dsum[at], w.asum[at] * kLn2) * w.slope[at];
       store_row(out_.ddelta.at(t + i, channel), ddelta, lanes);
       if (p_.z) {
-        const V z = load_row(p_.z.at(t + i, channel), lanes);
         const V y = p_.skip == nullptr ? w.y[at] : fma<S>(skip, u, w.y[at]);
-        const auto [gate, rest] = simd::sigmoid<S>(z);
-        const V slope = gate * fma<S>(z, rest, all<S>(1));
-        store_row(out_.dz.at(t + i, channel), load_row(dy_.at(t + i, channel), lanes) * y * slope, lanes);
+        store_row(out_.dz.at(t + i, channel), w.dz[at] * y, lanes);
       }
       dskip = fma<S>(dy, u, dskip);
       dbias += ddelta;

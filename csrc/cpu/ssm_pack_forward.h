@@ -33,9 +33,7 @@ class Forward {
   void run(Work& w, int64_t, int64_t first, int64_t last, int64_t block_index) const {
     const Block block(block_index, p_.D, p_.width);
     for (int c = 0; c < block.vecs; ++c) {
-      V* A = w.A + c * p_.N;
-      load_states(p_.A + block.channel(c) * p_.N, block.lanes(c), p_.N, A);
-      for (int64_t n = 0; n < p_.N; ++n) A[n] *= simd::Lanes<S>::log2e;
+      load_decays(p_.A + block.channel(c) * p_.N, block.lanes(c), p_.N, w.A + c * p_.N);
     }
     for (int64_t i = first; i < last; ++i) sequence(w, p_.order[i], block);
   }
@@ -54,18 +52,23 @@ class Forward {
     }
     S* slot = checkpoints_ + p_.slot(s) * states;
     for (int64_t t = start; t < stop; t += kTile, slot += states) {
-      tile(w, t, static_cast<int>(std::min<int64_t>(kTile, stop - t)), block, slot);
+      tile(w, t, static_cast<int>(std::min<int64_t>(kTile, stop - t)), block, slot,
+           static_cast<int>(std::clamp<int64_t>(stop - t - kTile, 0, kTile)));
     }
+    if (final_ == nullptr) return;
     for (int c = 0; c < block.vecs; ++c) {
       const int64_t at = s * states + block.channel(c) * p_.N;
       store_states(w.h + c * p_.N, block.lanes(c), p_.N, final_ + at);
     }
   }
 
-  void tile(Work& w, int64_t t, int length, const Block& block, S* slot) const {
+  void tile(Work& w, int64_t t, int length, const Block& block, S* slot, int length_after) const {
     const int64_t N = p_.N;
     widen_rows(p_.B, t, length, N, w.B);
     widen_rows(p_.C, t, length, N, w.C);
+    for (const auto& rows : {p_.u, p_.delta, p_.z}) {
+      prefetch_rows(rows, t + kTile, length_after, block.first, block.channels());
+    }
     for (int c = 0; c < block.vecs; ++c) {
       const int lanes = block.lanes(c);
       const int64_t channel = block.channel(c);
@@ -74,7 +77,7 @@ class Forward {
       const V bias = p_.bias == nullptr ? V{} : load_row<S>(p_.bias + channel, lanes);
       for (int i = 0; i < length; ++i) {
         const V step = load_row(p_.delta.at(t + i, channel), lanes) + bias;
-        dt[i] = p_.softplus ? simd::softplus<S>(step) : step;
+        dt[i] = p_.softplus ? simd::softplus<S>(step).value : step;
         dtu[i] = dt[i] * load_row(p_.u.at(t + i, channel), lanes);
         y[i] = V{};
       }
@@ -117,7 +120,7 @@ class Forward {
 
   const Problem<In> p_;
   const Rows<In> y_;
-  S* const final_;
+  S* const final_;  // [sequences, D, N] or null
   S* const checkpoints_;
 };
 
