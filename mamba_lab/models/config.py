@@ -211,7 +211,8 @@ class MambaConfig:
             "intermediate_size": self.d_inner,
             "time_step_rank": self.rank,
             "hidden_act": "silu",
-            "rescale_prenorm_residual": True,
+            # True would be the truth about the start, but transformers 5.24 then divides the loaded out_proj again.
+            "rescale_prenorm_residual": False,
             _REAL_ROWS: [self.vocab_size, self.pad_vocab_size_multiple],
         }
 

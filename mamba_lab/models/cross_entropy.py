@@ -111,8 +111,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "a loss made in chunks has no second derivative: compute the loss from the logits, model(input_ids)."
+            )
         dhidden, dweight = ctx.saved_tensors
         # Scaled in a copy: with retain_graph there is a second backward.
         dhidden = None if dhidden is None else dhidden * dloss.to(dhidden.dtype)

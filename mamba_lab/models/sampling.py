@@ -75,8 +75,10 @@ class Sampler:
             kept = torch.nn.functional.pad(sums[:, :-1], (1, 0)) < self.top_p
             sums = torch.where(kept, sums, 0).cummax(1).values
         reach = chance.to(sums.device)[:, None] * sums[:, -1:]
-        place = torch.searchsorted(sums, reach, right=True).clamp(max=sums.shape[1] - 1)
-        return ids.gather(1, place)[:, 0]
+        place = torch.searchsorted(sums, reach, right=True)
+        # Where rounding lifts a chance just below 1 to the whole sum, still no id of probability 0.
+        last = (sums < sums[:, -1:]).sum(1, keepdim=True)
+        return ids.gather(1, torch.minimum(place, last))[:, 0]
 
 
 def _number(name: str, value: object) -> float:

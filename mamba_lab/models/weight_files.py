@@ -99,9 +99,13 @@ def read_file(path: Path) -> dict[str, Tensor]:
             raise ValueError(f"{path.name} is damaged ({error}). Fetch or save the checkpoint again.") from error
     else:
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            first = str(error).strip().splitlines()[0]
+            with open(path, "rb") as file:
+                found = torch.load(file, map_location="cpu", weights_only=True)
+        except PermissionError:
+            raise
+        # A file of a few bytes is an OSError to PyTorch.
+        except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ValueError(
                 f"{path.name} is damaged, or holds more than tensors, and is not unpickled ({first})."
             ) from error

@@ -142,8 +142,8 @@ class _MambaInner(torch.autograd.Function):
         )
         return out
 
+    # Not once_differentiable, which lets a second derivative through where dout needs none: the operators refuse it.
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         (
             xz,

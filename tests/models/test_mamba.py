@@ -1,4 +1,4 @@
-"""MambaLM keeps its promises: packed is alone, nothing leaks, the loss never holds all logits, padding counts nowhere."""
+"""MambaLM keeps its promises: packed is alone, nothing leaks, padding counts nowhere, logits are never all held."""
 
 from __future__ import annotations
 
@@ -347,6 +347,9 @@ def test_backward_as_users_expect() -> None:
         assert torch.equal(grad, 2 * first[name]), name
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
+    loss, _ = model(ids, targets=ids)
+    with pytest.raises(RuntimeError, match="no second derivative: compute the loss from the logits"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     frozen = copy.deepcopy(model)
     frozen.zero_grad()
     frozen.requires_grad_(False)
@@ -382,19 +385,19 @@ def test_errors_name_the_argument_and_the_remedy() -> None:
         model(ids, Boundaries.from_lengths([4, 5]))
     with pytest.raises(ValueError, match=r"boundaries: cu_seqlens\[1\] is 9, but there are 16 tokens"):
         model(ids, torch.tensor([0, 9], dtype=torch.int32))
-    with pytest.raises(ValueError, match="boundaries must be Boundaries, .* got list"):
+    with pytest.raises(ValueError, match=r"boundaries must be Boundaries, .* got list"):
         model(ids, [0, 16])
     with pytest.raises(ValueError, match=r"input_ids must be \[B, L\], got \[16\]"):
         model(ids.flatten())
     with pytest.raises(ValueError, match=r"input_ids must be an int64 tensor \[B, L\], got torch.float32 \[2, 8\]"):
         model(ids.float())
-    with pytest.raises(ValueError, match="ids run from -1 to .*, the vocabulary from 0 to 49"):
+    with pytest.raises(ValueError, match=r"ids run from -1 to .*, the vocabulary from 0 to 49"):
         model(ids.clone().fill_diagonal_(-1))
-    with pytest.raises(ValueError, match="targets: ids run from .* to 50"):
+    with pytest.raises(ValueError, match=r"targets: ids run from .* to 50"):
         model(ids, targets=ids.clone().fill_diagonal_(50))
     with pytest.raises(ValueError, match=r"targets must be torch.int64 \[2, 8\] as input_ids, got torch.int64 \[16\]"):
         model(ids, targets=ids.flatten())
-    with pytest.raises(ValueError, match="weights must be torch.float32"):
+    with pytest.raises(ValueError, match=r"weights must be torch.float32"):
         model(ids, targets=ids, weights=torch.ones(2, 8).double())
     with pytest.raises(ValueError, match="weights must not require a gradient"):
         model(ids, targets=ids, weights=torch.ones(2, 8).requires_grad_())
