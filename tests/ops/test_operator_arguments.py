@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 
@@ -289,6 +290,25 @@ def test_a_backend_that_cannot_be(name: str) -> None:
     with pytest.raises(NativeUnavailable, match=r"there is no such kernel\nRemedy: use backend='auto'"):
         _resolve.resolve(name, "cuda", "cuda")
     assert _resolve.resolve(name, "auto", "cuda") == "reference"
+
+
+def test_the_signatures_are_the_promised_ones() -> None:
+    """Names and defaults are those of causal_conv1d_fn and selective_scan_fn."""
+
+    def form(operator: Any) -> str:
+        kinds = inspect.signature(operator).parameters.values()
+        return ", ".join(str(p.replace(annotation=p.empty)) for p in kinds)
+
+    assert form(conv1d_pack) == (
+        "x, weight, bias=None, boundaries=None, activation=None, initial_state=None, return_final_state=False, "
+        "backend='auto'"
+    )
+    assert form(ssm_pack) == (
+        "u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False, boundaries=None, "
+        "initial_state=None, return_final_state=False, backend='auto'"
+    )
+    with pytest.raises(TypeError):
+        conv1d_pack(*good("conv1d_pack").values())  # boundaries and what follows go by name
 
 
 def test_backends_say_which_operators_they_run() -> None:
