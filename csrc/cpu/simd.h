@@ -148,26 +148,25 @@ MAMBA_LAB_INLINE Vec<S> nearest(Vec<S> x) {
 #endif
 }
 
-template <class S>
-MAMBA_LAB_INLINE Vec<S> clamp(Vec<S> x) {
-  x = x < Lanes<S>::lowest ? all<S>(Lanes<S>::lowest) : x;  // a NaN stays
-  return x > Lanes<S>::highest ? all<S>(Lanes<S>::highest) : x;
-}
-
 // 2^x for any x.
 template <class S>
 MAMBA_LAB_INLINE Vec<S> exp2(Vec<S> x) {
 #if !defined(__AVX512F__)
-  x = clamp<S>(x);  // the two instructions of AVX-512 need no such help
+  // AVX-512's two instructions need no such help. A NaN stays one.
+  x = x < Lanes<S>::lowest ? all<S>(Lanes<S>::lowest) : x;
+  x = x > Lanes<S>::highest ? all<S>(Lanes<S>::highest) : x;
 #endif
   const Vec<S> n = nearest<S>(x), f = x - n;
   return scale<S>(fma<S>(horner<S>(Lanes<S>::exp2, f), f, all<S>(1)), n);
 }
 
-// e^x: unlike exp2(x log2(e)) as exact for a large x as for a small one.
+// e^-|x|: unlike exp2(-|x| log2(e)) as exact for a large x as for a small one.
 template <class S>
-MAMBA_LAB_INLINE Vec<S> exp(Vec<S> x) {
-  x = clamp<S>(x);
+MAMBA_LAB_INLINE Vec<S> exp_of_minus_abs(Vec<S> x) {
+  using Int = typename Lanes<S>::Int;
+  const Vec<S> zero = all<S>(S(-0.0));
+  x = std::bit_cast<Vec<S>>(std::bit_cast<Int>(x) | std::bit_cast<Int>(zero));  // the sign bit alone
+  x = x < Lanes<S>::lowest ? all<S>(Lanes<S>::lowest) : x;
   const Vec<S> n = nearest<S>(x * Lanes<S>::log2e);
   const Vec<S> f = fma<S>(x, all<S>(Lanes<S>::log2e_rest), fma<S>(x, all<S>(Lanes<S>::log2e), -n));
   return scale<S>(fma<S>(horner<S>(Lanes<S>::exp2, f), f, all<S>(1)), n);
@@ -188,7 +187,7 @@ MAMBA_LAB_INLINE Sigmoid<S> sigmoid(Vec<S> x, Vec<S> e) {
 
 template <class S>
 MAMBA_LAB_INLINE Sigmoid<S> sigmoid(Vec<S> x) {
-  return sigmoid<S>(x, exp<S>(x < 0 ? x : -x));
+  return sigmoid<S>(x, exp_of_minus_abs<S>(x));
 }
 
 // log(1 + e^x) and its derivative; above 20 x itself and 1, as PyTorch has it.
@@ -200,7 +199,7 @@ struct Softplus {
 template <class S>
 MAMBA_LAB_INLINE Softplus<S> softplus(Vec<S> x) {
   // log(1 + e) = log((1 + t) / (1 - t)) with t = e / (2 + e) <= 1/3.
-  const Vec<S> e = exp<S>(x < 0 ? x : -x), t = e / (2 + e);
+  const Vec<S> e = exp_of_minus_abs<S>(x), t = e / (2 + e);
   const Vec<S> log1p = t * horner<S>(Lanes<S>::log1p, t * t);
   return {x > 20 ? x : (x < 0 ? Vec<S>{} : x) + log1p, x > 20 ? all<S>(1) : sigmoid<S>(x, e).value};
 }

@@ -199,7 +199,7 @@ MAMBA_LAB_INLINE void widen_rows(const Rows<const In>& rows, int64_t t, int leng
 template <class T>
 MAMBA_LAB_INLINE void prefetch(const T* p, int64_t count) {
   const char* line = reinterpret_cast<const char*>(p);
-  for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(line + i);
+  for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(T)); i += 64) __builtin_prefetch(line + i, 0, 2);
 }
 
 template <class In>

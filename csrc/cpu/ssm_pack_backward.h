@@ -105,28 +105,8 @@ class Backward {
     const int64_t N = p_.N;
     widen_rows(p_.B, t, length, N, w.B);
     widen_rows(p_.C, t, length, N, w.C);
-    for (int c = 0; c < block.vecs; ++c) {
-      const int lanes = block.lanes(c);
-      const int64_t channel = block.channel(c);
-      restore(slot + channel * N, lanes, N, w.start + c * N);
-      const V bias = p_.bias == nullptr ? V{} : load_row<S>(p_.bias + channel, lanes);
-      for (int i = 0; i < length; ++i) {
-        const int at = c * kTile + i;
-        const V step = load_row(p_.delta.at(t + i, channel), lanes) + bias;
-        const auto [dt, slope] = p_.softplus ? simd::softplus<S>(step) : simd::Softplus<S>{step, all<S>(1)};
-        w.dt[at] = dt;
-        w.slope[at] = slope;
-        w.dtu[at] = w.dt[at] * load_row(p_.u.at(t + i, channel), lanes);
-        w.dy[at] = load_row(dy_.at(t + i, channel), lanes);
-        if (p_.z) {
-          const V z = load_row(p_.z.at(t + i, channel), lanes);
-          const auto [gate, rest] = simd::sigmoid<S>(z);
-          w.dz[at] = w.dy[at] * (gate * fma<S>(z, rest, all<S>(1)));
-          w.dy[at] *= z * gate;
-        }
-        w.y[at] = w.dsum[at] = w.asum[at] = V{};
-      }
-    }
+    for (int c = 0; c < block.vecs; ++c) restore(slot + block.channel(c) * N, block.lanes(c), N, w.start + c * N);
+    stage(w, t, length, block);
     if (before) {
       for (const auto& rows : {p_.u, p_.delta, p_.z, dy_}) {
         prefetch_rows(rows, t - kTile, kTile, block.first, block.channels());
@@ -149,7 +129,35 @@ class Backward {
       sum_channels<Piece>(w.dB, length, out_.dB + at);
       sum_channels<Piece>(w.dC, length, out_.dC + at);
     });
-    for (int c = 0; c < block.vecs; ++c) finish(w, t, length, c, block.channel(c), block.lanes(c));
+    finish(w, t, length, block);
+  }
+
+  MAMBA_LAB_INLINE void stage(Work& w, int64_t t, int length, const Block& block) const {
+    const auto u = p_.u, delta = p_.delta, z = p_.z, dy = dy_;
+    const S* const bias = p_.bias;
+    const bool softplus = p_.softplus;
+    for (int i = 0; i < length; ++i) {
+      for (int c = 0; c < block.vecs; ++c) {
+        const int at = c * kTile + i, lanes = block.lanes(c);
+        const int64_t channel = block.channel(c);
+        V step = load_row(delta.at(t + i, channel), lanes);
+        if (bias != nullptr) step += load_row<S>(bias + channel, lanes);
+        const auto [dt, slope] = softplus ? simd::softplus<S>(step) : simd::Softplus<S>{step, all<S>(1)};
+        w.dt[at] = dt;
+        w.slope[at] = slope;
+        w.dtu[at] = dt * load_row(u.at(t + i, channel), lanes);
+        const V gradient = load_row(dy.at(t + i, channel), lanes);
+        if (z) {
+          const V x = load_row(z.at(t + i, channel), lanes);
+          const auto [gate, rest] = simd::sigmoid<S>(x);
+          w.dz[at] = gradient * (gate * fma<S>(x, rest, all<S>(1)));
+          w.dy[at] = gradient * (x * gate);
+        } else {
+          w.dy[at] = gradient;
+        }
+        w.y[at] = w.dsum[at] = w.asum[at] = V{};
+      }
+    }
   }
 
   // The tile's states and decays once more, y without its gate, and this vector's part of dC.
@@ -215,33 +223,41 @@ class Backward {
     static_assert(kTile * Piece % width == 0);
     for (int k = 0; k < length * Piece; k += width) {
       const V sums = simd::sum_lanes<S>(vectors + k);
-      for (int j = 0; j < width; ++j) {
-        if (k + j < length * Piece) to[(k + j) / Piece * p_.N + (k + j) % Piece] = sums[j];
+      if constexpr (Piece < width) {
+        for (int j = 0; j < width && k + j < length * Piece; j += Piece) {
+          std::memcpy(to + (k + j) / Piece * p_.N, reinterpret_cast<const char*>(&sums) + j * sizeof(S),
+                      Piece * sizeof(S));
+        }
+      } else {
+        std::memcpy(to + k / Piece * p_.N + k % Piece, &sums, sizeof sums);
       }
     }
   }
 
-  // What is left once all states are done: du, ddelta and dz of one vector of channels.
-  MAMBA_LAB_INLINE void finish(Work& w, int64_t t, int length, int c, int64_t channel, int lanes) const {
-    const V skip = p_.skip == nullptr ? V{} : load_row<S>(p_.skip + channel, lanes);
-    V dskip = w.dskip[c], dbias = w.dbias[c];
+  // What is left once all states are done: du, ddelta and dz.
+  MAMBA_LAB_INLINE void finish(Work& w, int64_t t, int length, const Block& block) const {
+    const auto u_rows = p_.u;
+    const auto du_rows = out_.du, ddelta_rows = out_.ddelta, dz_rows = out_.dz;
+    const S* const skip = p_.skip;
     for (int i = length - 1; i >= 0; --i) {
-      const int at = c * kTile + i;
-      const V u = load_row(p_.u.at(t + i, channel), lanes), dy = w.dy[at];
-      V du = w.dt[at] * w.dsum[at];
-      if (p_.skip != nullptr) du = fma<S>(skip, dy, du);
-      store_row(out_.du.at(t + i, channel), du, lanes);
-      const V ddelta = fma<S>(u, w.dsum[at], w.asum[at] * kLn2) * w.slope[at];
-      store_row(out_.ddelta.at(t + i, channel), ddelta, lanes);
-      if (p_.z) {
-        const V y = p_.skip == nullptr ? w.y[at] : fma<S>(skip, u, w.y[at]);
-        store_row(out_.dz.at(t + i, channel), w.dz[at] * y, lanes);
+      for (int c = 0; c < block.vecs; ++c) {
+        const int at = c * kTile + i, lanes = block.lanes(c);
+        const int64_t channel = block.channel(c);
+        const V u = load_row(u_rows.at(t + i, channel), lanes), dy = w.dy[at], dsum = w.dsum[at];
+        V du = w.dt[at] * dsum, y = w.y[at];
+        if (skip != nullptr) {
+          const V D = load_row<S>(skip + channel, lanes);
+          du = fma<S>(D, dy, du);
+          y = fma<S>(D, u, y);
+        }
+        const V ddelta = fma<S>(u, dsum, w.asum[at] * kLn2) * w.slope[at];
+        w.dskip[c] = fma<S>(dy, u, w.dskip[c]);
+        w.dbias[c] += ddelta;
+        store_row(du_rows.at(t + i, channel), du, lanes);
+        store_row(ddelta_rows.at(t + i, channel), ddelta, lanes);
+        if (dz_rows) store_row(dz_rows.at(t + i, channel), w.dz[at] * y, lanes);
       }
-      dskip = fma<S>(dy, u, dskip);
-      dbias += ddelta;
     }
-    w.dskip[c] = dskip;
-    w.dbias[c] = dbias;
   }
 
   static constexpr S kLn2 = static_cast<S>(0.6931471805599453);

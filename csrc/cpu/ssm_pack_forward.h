@@ -69,30 +69,50 @@ class Forward {
     for (const auto& rows : {p_.u, p_.delta, p_.z}) {
       prefetch_rows(rows, t + kTile, length_after, block.first, block.channels());
     }
+    for (int c = 0; c < block.vecs; ++c) save(w.h + c * N, block.lanes(c), N, slot + block.channel(c) * N);
+    stage(w, t, length, block);
     for (int c = 0; c < block.vecs; ++c) {
-      const int lanes = block.lanes(c);
-      const int64_t channel = block.channel(c);
-      V *A = w.A + c * N, *h = w.h + c * N, *dt = w.dt, *dtu = w.dtu, *y = w.y;
-      save(h, lanes, N, slot + channel * N);
-      const V bias = p_.bias == nullptr ? V{} : load_row<S>(p_.bias + channel, lanes);
-      for (int i = 0; i < length; ++i) {
-        const V step = load_row(p_.delta.at(t + i, channel), lanes) + bias;
-        dt[i] = p_.softplus ? simd::softplus<S>(step).value : step;
-        dtu[i] = dt[i] * load_row(p_.u.at(t + i, channel), lanes);
-        y[i] = V{};
-      }
+      const V *A = w.A + c * N, *dt = w.dt + c * kTile, *dtu = w.dtu + c * kTile;
+      V *h = w.h + c * N, *y = w.y + c * kTile;
       each_piece<16>(N, [&](auto piece, int64_t n) {
         scan<piece()>(length, dt, dtu, y, w.B + n, w.C + n, N, A + n, h + n);
       });
-      const V skip = p_.skip == nullptr ? V{} : load_row<S>(p_.skip + channel, lanes);
-      for (int i = 0; i < length; ++i) {
-        V out = y[i];
-        if (p_.skip != nullptr) out = fma<S>(skip, load_row(p_.u.at(t + i, channel), lanes), out);
-        if (p_.z) {
-          const V z = load_row(p_.z.at(t + i, channel), lanes);
-          out *= z * simd::sigmoid<S>(z).value;
+    }
+    finish(w, t, length, block);
+  }
+
+  MAMBA_LAB_INLINE void stage(Work& w, int64_t t, int length, const Block& block) const {
+    const auto u = p_.u, delta = p_.delta;
+    const S* const bias = p_.bias;
+    const bool softplus = p_.softplus;
+    for (int i = 0; i < length; ++i) {
+      for (int c = 0; c < block.vecs; ++c) {
+        const int at = c * kTile + i, lanes = block.lanes(c);
+        const int64_t channel = block.channel(c);
+        V step = load_row(delta.at(t + i, channel), lanes);
+        if (bias != nullptr) step += load_row<S>(bias + channel, lanes);
+        const V dt = softplus ? simd::softplus<S>(step).value : step;
+        w.dt[at] = dt;
+        w.dtu[at] = dt * load_row(u.at(t + i, channel), lanes);
+        w.y[at] = V{};
+      }
+    }
+  }
+
+  MAMBA_LAB_INLINE void finish(const Work& w, int64_t t, int length, const Block& block) const {
+    const auto u = p_.u, z = p_.z;
+    const S* const skip = p_.skip;
+    for (int i = 0; i < length; ++i) {
+      for (int c = 0; c < block.vecs; ++c) {
+        const int lanes = block.lanes(c);
+        const int64_t channel = block.channel(c);
+        V y = w.y[c * kTile + i];
+        if (skip != nullptr) y = fma<S>(load_row<S>(skip + channel, lanes), load_row(u.at(t + i, channel), lanes), y);
+        if (z) {
+          const V gate = load_row(z.at(t + i, channel), lanes);
+          y *= gate * simd::sigmoid<S>(gate).value;
         }
-        store_row(y_.at(t + i, channel), out, lanes);
+        store_row(y_.at(t + i, channel), y, lanes);
       }
     }
   }
