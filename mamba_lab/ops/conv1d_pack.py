@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from mamba_lab.batching.boundaries import Boundaries
@@ -111,15 +110,14 @@ def conv1d_pack(
     chosen = resolve("conv1d_pack", backend, x.device.type)
     silu = activation is not None
     if chosen == "reference":
-        with torch.autocast(x.device.type, enabled=False):
-            y, final_state = reference.conv1d_pack(
-                x,
-                weight,
-                bias,
-                cu_seqlens=cu_seqlens,
-                activation="silu" if silu else None,
-                initial_state=initial_state,
-            )
+        y, final_state = reference.conv1d_pack(
+            x,
+            weight,
+            bias,
+            cu_seqlens=cu_seqlens,
+            activation="silu" if silu else None,
+            initial_state=initial_state,
+        )
     else:
         run = _conv1d_ops.FORWARD[chosen]
         y, final_state = run(x, weight, bias, silu, cu_seqlens, order, initial_state, return_final_state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
 from mamba_lab.batching.boundaries import Boundaries
@@ -134,10 +133,9 @@ def ssm_pack(
     chosen = resolve("ssm_pack", backend, u.device.type)
     softplus = bool(delta_softplus)
     if chosen == "reference":
-        with torch.autocast(u.device.type, enabled=False):
-            y, final_state = reference.ssm_pack(
-                u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens=cu_seqlens, initial_state=initial_state
-            )
+        y, final_state = reference.ssm_pack(
+            u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens=cu_seqlens, initial_state=initial_state
+        )
     else:
         run = _ssm_ops.FORWARD[chosen]
         y, final_state, _ = run(

@@ -100,6 +100,28 @@ def test_a_wrong_tensor_is_named(name: str, wrong: dict[str, Any], message: str,
         call(name, {**good(name), **wrong}, backend=backend)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name", "argument", "given", "expected"),
+    [
+        (torch.bfloat16, "ssm_pack", "A", torch.bfloat16, "torch.float32"),
+        (torch.bfloat16, "ssm_pack", "delta_bias", torch.bfloat16, "torch.float32"),
+        (torch.bfloat16, "ssm_pack", "z", torch.float32, "torch.bfloat16"),
+        (torch.float64, "ssm_pack", "D", torch.float32, "torch.float64"),
+        (torch.float64, "ssm_pack", "initial_state", torch.float32, "torch.float64"),
+        (torch.bfloat16, "conv1d_pack", "initial_state", torch.bfloat16, "torch.float32"),
+        (torch.bfloat16, "conv1d_pack", "weight", torch.float64, "torch.float32 or torch.bfloat16"),
+    ],
+)
+def test_dtypes_that_do_not_go_together(
+    dtype: torch.dtype, name: str, argument: str, given: torch.dtype, expected: str
+) -> None:
+    """A and the states stay as wide as the arithmetic."""
+    inputs = good(name, dtype)
+    inputs[argument] = inputs[argument].to(given)
+    with pytest.raises(ValueError, match=f"{argument} is {given}, expected {expected} beside . in {dtype}. Cast it"):
+        call(name, inputs)
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize(
     ("boundaries", "message"),
