@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _triton_ops
 from ._schemas import REGISTERED, define, operator, refuse_second_derivative
 from .reference import wide_dtype
 
@@ -58,6 +59,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
     forward, backward = define("conv1d_pack", backend)
+    if backend == "triton":
+        _triton_ops.implement("conv1d_pack")
     backward_op = operator(backward)
 
     def gradients(ctx: Any, dy: Tensor | None, dfinal_state: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from mamba_lab.log import log_once
 
-from . import build
+from . import _triton_ops, build
 from .backends import NAMES
 from .toolchain import NativeUnavailable
 
@@ -18,6 +18,8 @@ def problem(operator: str, backend: str) -> NativeUnavailable | None:
     if backend == "reference" or (backend == "cpu" and build.is_loaded(operator)):
         return None
     title = f"{operator} on backend {backend!r}"
+    if backend == "triton":
+        return _triton_ops.missing(title)
     if backend != "cpu" or operator not in build.sources("cpu"):
         return NativeUnavailable(title, "there is no such kernel", "use backend='auto'")
     try:
@@ -45,7 +47,8 @@ def resolve(operator: str, backend: str, device: str) -> str:
     if backend not in NAMES:
         raise ValueError(f"{operator}: backend must be 'auto' or one of {', '.join(NAMES)}, got {backend!r}.")
     wanted = "cpu" if backend == "cpu" else "cuda"
-    if backend != "reference" and device != wanted:
+    interpreted = backend == "triton" and device == "cpu" and _triton_ops.interpreted()
+    if backend != "reference" and device != wanted and not interpreted:
         raise ValueError(
             f"{operator}: backend {backend!r} works on {wanted} tensors, these are on {device}. "
             f"Move them, or use backend='auto'."
@@ -57,8 +60,15 @@ def resolve(operator: str, backend: str, device: str) -> str:
 
 
 def _fastest(operator: str, device: str) -> str:
+    if device == "cuda":
+        missing = problem(operator, "triton")
+        if missing is None:
+            log_once(logging.INFO, f"{operator} on the GPU runs in Triton (backend 'triton').")
+            return "triton"
+        log_once(logging.WARNING, f"{operator} on the GPU runs on the slow reference. {missing}")
+        return "reference"
     if device != "cpu":
-        log_once(logging.WARNING, f"{operator} on {device} runs on the slow reference: there is no other kernel yet.")
+        log_once(logging.WARNING, f"{operator} on {device} runs on the slow reference: there is no other kernel.")
         return "reference"
     missing = problem(operator, "cpu")
     if missing is None:

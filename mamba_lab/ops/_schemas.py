@@ -39,7 +39,7 @@ _SCHEMAS = {
     ),
 }
 
-REGISTERED = ("cpu",)
+REGISTERED = ("cpu", "triton")
 """The backends that have operators of their own; the reference is plain autograd."""
 
 

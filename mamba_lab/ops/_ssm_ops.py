@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _triton_ops
 from ._schemas import CHECKPOINT_TOKENS, REGISTERED, define, operator, refuse_second_derivative
 
 
@@ -65,6 +66,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
     forward, backward = define("ssm_pack", backend)
+    if backend == "triton":
+        _triton_ops.implement("ssm_pack")
     backward_op = operator(backward)
 
     def gradients(ctx: Any, dy: Tensor | None, dfinal_state: Tensor | None, _: None) -> tuple[Tensor | None, ...]:

@@ -20,6 +20,7 @@ TORCH_TARGET = "0x020a000000000000"
 DEFINES = (f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", "-DTORCH_STABLE_ONLY")
 CXX_CANDIDATES = ("g++", "clang++", "c++")
 CXX_REMEDY = "install a C++20 compiler (Debian, Ubuntu: apt-get install g++), or set CXX to one"
+GPU_REMEDY = "needs an NVIDIA GPU; the cpu backend does the same work here"
 NVCC_REMEDY = "install the CUDA toolkit, or set CUDA_HOME to its folder"
 
 
