@@ -47,7 +47,7 @@ def resolve(operator: str, backend: str, device: str) -> str:
     if backend not in NAMES:
         raise ValueError(f"{operator}: backend must be 'auto' or one of {', '.join(NAMES)}, got {backend!r}.")
     wanted = "cpu" if backend == "cpu" else "cuda"
-    interpreted = backend == "triton" and device == "cpu" and _triton_ops.interpreted()
+    interpreted = backend == "triton" and device == "cpu" and _triton_ops.INTERPRETED
     if backend != "reference" and device != wanted and not interpreted:
         raise ValueError(
             f"{operator}: backend {backend!r} works on {wanted} tensors, these are on {device}. "

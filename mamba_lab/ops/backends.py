@@ -70,7 +70,7 @@ def _triton(gpu: str | None) -> BackendStatus:
     if missing is not None:
         installed = "" if importlib.util.find_spec("triton") is None else f"Triton {metadata.version('triton')}: "
         return BackendStatus("triton", False, installed + missing.why, missing.remedy)
-    where = "its interpreter, on CPU tensors" if _triton_ops.interpreted() else gpu
+    where = "its interpreter, on CPU tensors" if _triton_ops.INTERPRETED else gpu
     return BackendStatus("triton", True, f"Triton {metadata.version('triton')} on {where}", operators=OPERATORS)
 
 

@@ -1,7 +1,7 @@
 """Both operators for GPUs in Triton: one file a pass, and beside them what calls the kernels.
 
-Importing this package imports Triton; ``mamba_lab.ops`` does so at the first call that needs it. With the environment
-variable TRITON_INTERPRET=1, set before that, the kernels run on CPU tensors in Triton's interpreter: slow, for tests.
+``mamba_lab.ops`` imports this package, and with it Triton, at the first call that needs it. With TRITON_INTERPRET=1 in
+the environment when Python starts, the kernels run on CPU tensors in Triton's interpreter: slow, for tests.
 
 Which bits come out may depend on a kernel's tile sizes and on what the compiler knew of its arguments. So tile sizes
 follow from D, N and the dtype alone (``tiles.py``), and every kernel is compiled once for all lengths, strides and

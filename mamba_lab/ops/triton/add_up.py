@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .._triton_ops import INTERPRETED
 from .kernel import kernel
-from .tiles import INTERPRETED
 
 BLOCK = 64 if INTERPRETED else 512
 

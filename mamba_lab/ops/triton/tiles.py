@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import torch
 
 from .._schemas import CHECKPOINT_TOKENS
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from .._triton_ops import INTERPRETED
 
 
 class ScanTiles(NamedTuple):
