@@ -55,6 +55,10 @@ class Forward {
       tile(w, t, static_cast<int>(std::min<int64_t>(kTile, stop - t)), block, slot,
            static_cast<int>(std::clamp<int64_t>(stop - t - kTile, 0, kTile)));
     }
+    // A sequence may have a slot too many. It is no use to anybody, but equal inputs give equal outputs.
+    for (S* const end = checkpoints_ + p_.slot(s + 1) * states; slot < end; slot += states) {
+      std::fill_n(slot + block.first * p_.N, block.channels() * p_.N, S{});
+    }
     if (final_ == nullptr) return;
     for (int c = 0; c < block.vecs; ++c) {
       const int64_t at = s * states + block.channel(c) * p_.N;
