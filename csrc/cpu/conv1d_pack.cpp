@@ -90,14 +90,20 @@ struct Call {
   }
 };
 
-template <typename Real>
-void gather_parameter(const Tensor& t, int64_t d, int64_t k, int64_t by_channel, int64_t by_tap, Real* to) {
-  const int64_t place = d * by_channel + k * by_tap;
-  switch (t.scalar_type()) {
-    case ScalarType::Double: *to = static_cast<Real>(static_cast<const double*>(t.const_data_ptr())[place]); break;
-    case ScalarType::Float: *to = static_cast<Real>(static_cast<const float*>(t.const_data_ptr())[place]); break;
-    default:
-      *to = static_cast<Real>(mamba_lab::widen(static_cast<const BFloat16*>(t.const_data_ptr())[place]));
+// An entry of a weight or bias, whose dtype need not be the rows'.
+double read_parameter(const void* data, ScalarType dtype, int64_t place) {
+  switch (dtype) {
+    case ScalarType::Double: return static_cast<const double*>(data)[place];
+    case ScalarType::Float: return static_cast<const float*>(data)[place];
+    default: return mamba_lab::widen(static_cast<const BFloat16*>(data)[place]);
+  }
+}
+
+void write_parameter(double value, void* data, ScalarType dtype, int64_t place) {
+  switch (dtype) {
+    case ScalarType::Double: static_cast<double*>(data)[place] = value; break;
+    case ScalarType::Float: static_cast<float*>(data)[place] = static_cast<float>(value); break;
+    default: mamba_lab::narrow(static_cast<float>(value), static_cast<BFloat16*>(data) + place);
   }
 }
 
@@ -117,11 +123,18 @@ Call<Stored> make_call(
   Tensor taps = new_tensor(x, {blocks, width + 1, B}, wide);
   Real* tap = static_cast<Real*>(taps.mutable_data_ptr());
   std::fill(tap, tap + blocks * (width + 1) * B, Real(0));
-  for (int64_t d = 0; d < channels; ++d) {
-    Real* at = tap + d / B * (width + 1) * B + d % B;
-    for (int k = 0; k < width; ++k) gather_parameter(weight, d, k, weight.stride(0), weight.stride(1), at + k * B);
-    if (bias.has_value()) gather_parameter(*bias, d, 0, bias->stride(0), 0, at + width * B);
-  }
+  const auto fill = [&](const Tensor& from, int first, int count, int64_t by_channel, int64_t by_tap) {
+    const void* data = from.const_data_ptr();
+    const ScalarType dtype = from.scalar_type();
+    for (int64_t d = 0; d < channels; ++d) {
+      Real* at = tap + (d / B * (width + 1) + first) * B + d % B;
+      for (int k = 0; k < count; ++k) {
+        at[k * B] = static_cast<Real>(read_parameter(data, dtype, d * by_channel + k * by_tap));
+      }
+    }
+  };
+  fill(weight, 0, width, weight.stride(0), weight.stride(1));
+  if (bias.has_value()) fill(*bias, width, 1, bias->stride(0), 0);
   return {
       static_cast<const Stored*>(x.const_data_ptr()),
       x.stride(0),
@@ -360,23 +373,21 @@ std::tuple<Tensor, Tensor> conv1d_pack(
   return {y, final_state};
 }
 
-void scatter_parameter(double value, const Tensor& t, int64_t place) {
-  if (t.scalar_type() == ScalarType::Double) {
-    static_cast<double*>(t.mutable_data_ptr())[place] = value;
-  } else if (t.scalar_type() == ScalarType::Float) {
-    static_cast<float*>(t.mutable_data_ptr())[place] = static_cast<float>(value);
-  } else {
-    mamba_lab::narrow(static_cast<float>(value), static_cast<BFloat16*>(t.mutable_data_ptr()) + place);
-  }
-}
-
 // Adds the tiles' partial sums, first to last.
 template <typename Stored>
 void reduce_parameters(
-    const Call<Stored>& call, const Wide<Stored>* partial, int64_t tiles, const Tensor& dweight, const Tensor* dbias) {
+    const Call<Stored>& call,
+    const Wide<Stored>* partial,
+    int64_t tiles,
+    const Tensor& dweight,
+    const std::optional<Tensor>& dbias) {
   using Real = Wide<Stored>;
   constexpr int B = kBlock<Real>;
   const int width = call.width;
+  void* const to_weight = dweight.mutable_data_ptr();
+  void* const to_bias = dbias.has_value() ? dbias->mutable_data_ptr() : nullptr;
+  const ScalarType weight_dtype = dweight.scalar_type();
+  const ScalarType bias_dtype = dbias.has_value() ? dbias->scalar_type() : weight_dtype;
   torch::stable::parallel_for(0, call.blocks * (width + 1), 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       const int64_t block = task / (width + 1), k = task % (width + 1);
@@ -388,9 +399,9 @@ void reduce_parameters(
       for (int j = 0; j < call.channels_in(block); ++j) {
         const int64_t d = block * B + j;
         if (k < width) {
-          scatter_parameter(sums[j], dweight, d * width + k);
-        } else if (dbias != nullptr) {
-          scatter_parameter(sums[j], *dbias, d);
+          write_parameter(sums[j], to_weight, weight_dtype, d * width + k);
+        } else if (to_bias != nullptr) {
+          write_parameter(sums[j], to_bias, bias_dtype, d);
         }
       }
     }
@@ -444,7 +455,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> conv1d_pack_backward(
           initial_state.has_value() ? static_cast<Real*>(dinitial.mutable_data_ptr()) : nullptr,
           static_cast<Real*>(partial.mutable_data_ptr())};
       each_task<W>(call, [&](int64_t tile, int64_t block) { backward_task<W>(call, grad, tile, block); });
-      reduce_parameters(call, grad.partial, tiles, dweight, bias.has_value() ? &dbias : nullptr);
+      reduce_parameters(call, grad.partial, tiles, dweight, bias.has_value() ? std::optional(dbias) : std::nullopt);
       if (grad.dinitial != nullptr) pass_empty_sequences(call, grad);
     });
   });
