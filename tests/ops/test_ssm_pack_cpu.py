@@ -58,7 +58,7 @@ class Case:
 def run(case: Case, inputs: Results | None = None, wanted: tuple[str, ...] = INPUTS) -> Results:
     """y, the final states, and the gradient of each wanted input, by the kernel."""
     values = dict(case.inputs if inputs is None else inputs)
-    dy, dfinal = values.pop("dy"), values.pop("dfinal")
+    dy, dfinal = values.pop("dy"), values.pop("dfinal", None)  # None: the loss does not look at the final states
     leaves = {k: v.detach().requires_grad_(k in wanted) for k, v in values.items()}
     y, final_state = ssm_pack(
         **leaves,
@@ -68,7 +68,8 @@ def run(case: Case, inputs: Results | None = None, wanted: tuple[str, ...] = INP
         backend="cpu",
     )
     names = [k for k in leaves if k in wanted]
-    grads = torch.autograd.grad((y, final_state), [leaves[k] for k in names], (dy, dfinal))
+    outputs, seeds = ((y,), (dy,)) if dfinal is None else ((y, final_state), (dy, dfinal))
+    grads = torch.autograd.grad(outputs, [leaves[k] for k in names], seeds)
     return {"y": y.detach(), "final_state": final_state.detach(), **dict(zip(names, grads, strict=True))}
 
 
@@ -178,9 +179,11 @@ def test_long_sequences_agree_with_the_reference(length: int) -> None:
 @pytest.mark.parametrize("D", [1, 7, 33, 70])
 def test_a_pack_gives_the_bits_of_each_sequence_alone(D: int, dtype: torch.dtype) -> None:
     case = Case((1, 15, 16, 17, 0, 31, 1, 1, 33, 100, 300, 2), D, 16, dtype)
-    packed = run(case)
-    for s in range(len(case.lengths)):
-        assert unequal_to_alone(case, packed, s, run(*alone(case, case.inputs, s))) == []
+    without_states = {k: v for k, v in case.inputs.items() if k not in ("initial_state", "dfinal")}
+    for inputs in (case.inputs, without_states):
+        packed = run(case, inputs)
+        for s in range(len(case.lengths)):
+            assert unequal_to_alone(case, packed, s, run(*alone(case, inputs, s))) == []
 
 
 @pytest.mark.parametrize("N", [1, 5, 8, 64])
@@ -212,12 +215,16 @@ def test_a_channels_bits_do_not_depend_on_its_neighbours() -> None:
         assert all(same_bits(whole[k][d : d + 1], one[k]) for k in ("A", "D", "delta_bias"))
 
 
+@pytest.mark.parametrize("states", [False, True], ids=["from zeros", "from states"])
 @pytest.mark.parametrize("broken", ["u", "delta", "B", "C", "z", "dy", "initial_state", "dfinal"])
-def test_nothing_of_a_broken_sequence_reaches_another(broken: str) -> None:
+def test_nothing_of_a_broken_sequence_reaches_another(broken: str, states: bool) -> None:
     case = Case((20, 33, 0, 17), 19, 16, torch.float32)
-    clean = run(case)
+    given = case.inputs
+    if not states and broken not in ("initial_state", "dfinal"):
+        given = {k: v for k, v in given.items() if k not in ("initial_state", "dfinal")}
+    clean = run(case, given)
     for s in (0, 1, 3):
-        inputs = {k: v.clone() for k, v in case.inputs.items()}
+        inputs = {k: v.clone() for k, v in given.items()}
         start, stop = case.cu_seqlens[s : s + 2].tolist()
         if broken in ("initial_state", "dfinal"):
             inputs[broken][s] = float("nan")
@@ -228,6 +235,14 @@ def test_nothing_of_a_broken_sequence_reaches_another(broken: str) -> None:
         for other in {0, 1, 2, 3} - {s}:
             assert unequal_to_alone(case, dirty, other, one_sequence(case, clean, other)) == []
             assert all(bool(torch.isfinite(v).all()) for v in one_sequence(case, dirty, other).values())
+
+
+@pytest.mark.parametrize("lengths", [(20, 33, 0, 17, 600), (0, 1, 1)])
+def test_a_loss_of_y_alone_is_one_whose_final_states_weigh_nothing(lengths: tuple[int, ...]) -> None:
+    case = Case(lengths, 19, 16, torch.float32)
+    none = run(case, {k: v for k, v in case.inputs.items() if k != "dfinal"})
+    zero = run(case, case.inputs | {"dfinal": torch.zeros_like(case.inputs["dfinal"])})
+    assert [k for k, v in none.items() if not same_bits(v, zero[k])] == []
 
 
 @pytest.mark.usefixtures("threads")
