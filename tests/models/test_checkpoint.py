@@ -258,6 +258,21 @@ def test_a_failed_save_leaves_the_old_checkpoint(format: str, tmp_path: Path, mo
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_files_are_renamed_and_never_rewritten_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, moved, replace = make(), [], os.replace
+    model.save_pretrained(tmp_path)
+    open_before = [(path, open(path, "rb")) for path in tmp_path.iterdir()]  # noqa: SIM115
+    old = [file.read() for _, file in open_before]
+    monkeypatch.setattr(os, "replace", lambda a, b: (moved.append(Path(b).name), replace(a, b)))
+    make(d_state=6).save_pretrained(tmp_path)
+    assert moved == ["pytorch_model.bin", "config.json"]  # the configuration last: it is what a reader opens first
+    for (path, file), content in zip(open_before, old, strict=True):
+        file.seek(0)
+        assert file.read() == content  # who had it open still has the old one
+        assert path.read_bytes() != content
+        file.close()
+
+
 def test_what_is_not_saved(tmp_path: Path) -> None:
     make().save_pretrained(tmp_path, format="huggingface")
     with pytest.raises(ValueError, match=r"has model\.safetensors already, and a reader might take it"):

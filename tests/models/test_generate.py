@@ -43,6 +43,7 @@ def test_logits_of_each_step_are_those_of_the_full_forward() -> None:
     texts = [list(prompt) for prompt in PROMPTS]
     logits, states = read(model, texts)
     for step in range(8):
+        assert not logits.requires_grad  # no graph grows from step to step
         for text, row in zip(texts, logits, strict=True):
             torch.testing.assert_close(row, model(torch.tensor([text]))[0, -1].detach(), rtol=1e-5, atol=1e-5)
         sizes = [(state.conv.shape, state.ssm.shape) for state in states]
