@@ -16,7 +16,6 @@ namespace {
 
 using namespace mamba_lab::ssm;
 using mamba_lab::BFloat16;
-using mamba_lab::simd::kBytes;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
@@ -79,10 +78,8 @@ Inputs hold(const Tensor& u, const Tensor& delta, const Tensor& A, const Tensor&
           dense(initial)};
 }
 
-// Memory for `workers` workers, each with a line of its own at the start of its part.
-Tensor bytes(const Tensor& u, int64_t count) {
-  return torch::stable::new_empty(u, {count + kBytes}, ScalarType::Byte);
-}
+// Memory that can hold `count` bytes from the start of a cache line on.
+Tensor bytes(const Tensor& u, int64_t count) { return torch::stable::new_empty(u, {count + 64}, ScalarType::Byte); }
 
 char* aligned(const Tensor& memory) {
   const auto address = reinterpret_cast<uintptr_t>(memory.mutable_data_ptr());
@@ -99,7 +96,7 @@ void run_tasks(const Pass& pass, const Problem<In>& p, const std::vector<int64_t
   Scratch measure(nullptr);
   [[maybe_unused]] const typename Pass::Work nothing(p, measure);
   const int64_t each = measure.used(nullptr);
-  const Tensor memory = bytes(u, workers * each + 64);
+  const Tensor memory = bytes(u, workers * each);
   char* const start = aligned(memory);
   std::atomic<int64_t> next{0};
   torch::stable::parallel_for(0, workers, 1, [&](int64_t first, int64_t last) {
@@ -187,7 +184,7 @@ Gradients backward(const Inputs& in, const Tensor& dy, const Optional& dfinal, b
   const Tensor dC = like(in.C, in.u), dD = like(in.D, in.u), dz = like(in.z, in.u), dbias = like(in.bias, in.u);
   const Tensor dinitial = like(in.initial, in.u);
   const Tensor parts = torch::stable::new_empty(in.A, {2, blocks, tokens});
-  const Tensor sums = bytes(in.u, groups * blocks * Backward<In>::sums_of_a_block(p.N) * sizeof(V) + 64);
+  const Tensor sums = bytes(in.u, groups * blocks * Backward<In>::sums_of_a_block(p.N) * sizeof(V));
   S* const dB_parts = written<S>(parts);
   typename Backward<In>::Outputs out{
       new_rows<In>(du), new_rows<In>(ddelta), in.z ? new_rows<In>(dz) : Rows<In>{}, written<S>(dinitial), dB_parts,
