@@ -60,9 +60,17 @@ def mamba_inner(
         [T, d_model].
 
     Raises:
-        ValueError: boundaries of another number of tokens or on another device.
+        ValueError: boundaries of another number of tokens, or a dtype, shape or device that does not fit x's.
     """
-    cu_seqlens, order = Arguments("mamba_inner", "xz", xz).boundaries(boundaries)
+    # All that a kernel takes for granted: it is called by name here, past the checks of the public functions.
+    arguments = Arguments("mamba_inner", "x", xz.chunk(2, 1)[0])
+    arguments.parameter("conv_weight", conv_weight, "DW", narrow=True)
+    if conv_bias is not None:
+        arguments.parameter("conv_bias", conv_bias, "D", narrow=True)
+    arguments.parameter("A", A, "DN")
+    arguments.parameter("D", D, "D")
+    arguments.parameter("dt_bias", dt_bias, "D")
+    cu_seqlens, order = arguments.boundaries(boundaries)
     device, narrow = xz.device.type, out_weight.dtype
     if torch.is_autocast_enabled(device) and narrow != torch.float64:
         narrow = torch.get_autocast_dtype(device)

@@ -244,10 +244,31 @@ def test_the_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_boundaries_are_checked(calls: list[str]) -> None:
     block = make()
-    with pytest.raises(ValueError, match="mamba_inner: boundaries cover 57 tokens, xz has 5"):
+    with pytest.raises(ValueError, match="mamba_inner: boundaries cover 57 tokens, x has 5"):
         block(torch.randn(5, 16), BOUNDARIES)
-    with pytest.raises(ValueError, match="mamba_inner: boundaries are on meta, xz is on cpu"):
+    with pytest.raises(ValueError, match="mamba_inner: boundaries are on meta, x is on cpu"):
         block(torch.randn(57, 16), BOUNDARIES.to("meta"))
+
+
+@pytest.mark.parametrize("name", ["conv1d", "A", "D", "dt_bias"])
+def test_a_kernel_never_meets_a_dtype_that_it_does_not_know(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block, original = make(), mixer.mamba_inner
+    if name == "conv1d":
+        block.conv1d.bfloat16()
+    else:
+        place = {"dt_bias": 5, "A": 6, "D": 7}[name]
+
+        def narrowed(*arguments: object, **options: object) -> object:
+            changed = list(arguments)
+            changed[place] = changed[place].bfloat16()
+            return original(*changed, **options)
+
+        monkeypatch.setattr(mixer, "mamba_inner", narrowed)
+    expected = (
+        "conv_weight is torch.bfloat16, expected torch.float32" if name == "conv1d" else f"{name} is torch.bfloat16"
+    )
+    with pytest.raises(ValueError, match=f"mamba_inner: {expected}"):
+        block(torch.randn(57, 16), BOUNDARIES)
 
 
 def test_a_second_derivative_is_refused() -> None:
