@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from mamba_lab.batching import Boundaries
+from mamba_lab.batching._checks import INT32_MAX
 from mamba_lab.batching.batch import IGNORE
 
 
@@ -48,7 +49,11 @@ def check(
 def _boundaries(input_ids: Tensor, boundaries: Boundaries | Tensor | None) -> Boundaries:
     if boundaries is None:
         rows, width = input_ids.shape
-        return Boundaries.from_lengths([width] * rows, device=input_ids.device)
+        # As from_lengths would make them, in steps that torch.compile can trace; S + 1 entries as in every schedule.
+        if rows * width > INT32_MAX:
+            raise ValueError(f"input_ids has {rows * width} tokens, above the int32 limit {INT32_MAX}. Use fewer rows.")
+        starts = torch.arange(rows + 1, dtype=torch.int32, device=input_ids.device)
+        return Boundaries._trusted(starts * width, starts, rows * width, rows, width if rows else 0)
     if isinstance(boundaries, Tensor):
         try:
             boundaries = Boundaries.from_cu_seqlens(boundaries, input_ids.numel())

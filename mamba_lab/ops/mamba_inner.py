@@ -188,14 +188,18 @@ class _MambaInner(torch.autograd.Function):
             du, ddelta, dA, dB, dC, dD, dz, ddt_bias, _ = scan_backward(
                 dy, None, *inputs, True, cu_seqlens, order, None, checkpoints
             )
+            del dy, delta, inputs  # a third of what this backward holds at most
             ddelta = ddelta.to(narrow)
             ddt_weight = (ddelta.T @ step).to(dt_weight.dtype) if need_dt_weight else None
             dprojected = torch.cat((ddelta @ dt_weight.to(narrow), dB.to(narrow), dC.to(narrow)), 1)
+            del ddelta
             dx_weight = (dprojected.T @ u.to(narrow)).to(x_weight.dtype) if need_x_weight else None
             du += dprojected @ x_weight.to(narrow)
+            del u
             dx, dconv_weight, dconv_bias, _ = convolve_backward(
                 du, None, x, conv_weight, conv_bias, True, cu_seqlens, order, None
             )
+            del du
             dxz = torch.cat((dx, dz), 1)
         return (
             dxz,

@@ -376,6 +376,17 @@ def test_a_block_compiles_at_most_twice() -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("boundaries", [None, Boundaries.from_lengths(LENGTHS)])
+def test_the_model_compiles_whole(boundaries: Boundaries | None) -> None:
+    torch._dynamo.reset()
+    model, ids = make(), some_ids(2, 8)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(ids, boundaries), model(ids, boundaries), rtol=1e-5, atol=1e-6)
+    loss, expected = (run(ids, boundaries, targets=ids)[0] for run in (compiled, model))
+    torch.testing.assert_close(loss, expected)
+    torch._dynamo.reset()
+
+
 def test_errors_name_the_argument_and_the_remedy() -> None:
     model, ids = make(), some_ids(2, 8)
     boundaries = Boundaries.from_lengths([16])
@@ -405,5 +416,7 @@ def test_errors_name_the_argument_and_the_remedy() -> None:
         model(ids, weights=torch.ones(2, 8))
     with pytest.raises(ValueError, match="targets is on meta"):
         model(ids, targets=ids.to("meta"))
+    with pytest.raises(ValueError, match="input_ids has 4294967296 tokens, above the int32 limit"):
+        model(torch.zeros(1, 1, dtype=torch.int64, device="meta").expand(2**16, 2**16))
     with pytest.raises(ValueError, match="config must be a MambaConfig, got dict"):
         MambaLM(CONFIG.to_dict())
