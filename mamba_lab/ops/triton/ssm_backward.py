@@ -87,19 +87,37 @@ def scan_backward(
     dskip = tl.zeros((ROWS, LANES), WIDE)
     dbias = tl.zeros((ROWS, LANES), WIDE)
 
+    # A tile is asked for one tile ahead: that is the one before it. The last one asked for does not exist.
     row = start + (tiles - 1) * TOKENS
+    left = length - (tiles - 1) * TOKENS
     slot = checkpoints + (start // TOKENS + s + (tiles - 1)) * (D * N) + (n3 * D + d3)
+    next_u = load_rows(u, row, u_stride, t, left, d, D)
+    next_delta = load_rows(delta, row, delta_stride, t, left, d, D)
+    next_B = load_states(B, row, B_stride, t_of_states, left, n_of_states, N)
+    next_C = load_states(C, row, C_stride, t_of_states, left, n_of_states, N)
+    next_dy = load_rows(dy, row, dy_stride, t, left, d, D)
+    if z is not None:
+        next_z = load_rows(z, row, z_stride, t, left, d, D)
+    next_h = tl.load(slot, mask=real & (tiles > 0), other=0.0)
     for later in range(tiles):
-        left = length - (tiles - 1 - later) * TOKENS
         exists = (t < left) & (d < D)
-        u_t = load_rows(u, row, u_stride, t, left, d, D, WIDE)
-        dt, raw = step_size(load_rows(delta, row, delta_stride, t, left, d, D, WIDE), bias_of_d, t < left, SOFTPLUS)
-        B_t = load_states(B, row, B_stride, t_of_states, left, n_of_states, N, WIDE)[:, None, :, None]
-        C_t = load_states(C, row, C_stride, t_of_states, left, n_of_states, N, WIDE)[:, None, :, None]
-        dy_t = load_rows(dy, row, dy_stride, t, left, d, D, WIDE)
+        given = (t_of_states < left) & (n_of_states < N)
+        u_t, delta_t, dy_t, h = next_u.to(WIDE), next_delta.to(WIDE), next_dy.to(WIDE), next_h
+        B_t, C_t = next_B.to(WIDE)[:, None, :, None], next_C.to(WIDE)[:, None, :, None]
         dgated = dy_t
+        in_sequence = t < left
+        dt, raw = step_size(delta_t, bias_of_d, in_sequence, SOFTPLUS)
+        left = tl.where(later < tiles - 1, TOKENS, 0)
+        slot -= D * N
+        next_u = load_rows(u, row - TOKENS, u_stride, t, left, d, D)
+        next_delta = load_rows(delta, row - TOKENS, delta_stride, t, left, d, D)
+        next_B = load_states(B, row - TOKENS, B_stride, t_of_states, left, n_of_states, N)
+        next_C = load_states(C, row - TOKENS, C_stride, t_of_states, left, n_of_states, N)
+        next_dy = load_rows(dy, row - TOKENS, dy_stride, t, left, d, D)
+        next_h = tl.load(slot, mask=real & (left > 0), other=0.0)
         if z is not None:
-            z_t = load_rows(z, row, z_stride, t, left, d, D, WIDE)
+            z_t = next_z.to(WIDE)
+            next_z = load_rows(z, row - TOKENS, z_stride, t, left, d, D)
             open_gate, shut = sigmoid(z_t)
             dy_t *= z_t * open_gate
 
@@ -107,7 +125,6 @@ def scan_backward(
         dtu = (dt * u_t)[:, :, None, :]
         b = dtu * B_t
         decayed = a  # a[t] h[t-1], to be filled in
-        h = tl.load(slot, mask=real, other=0.0)
         for i in tl.static_range(TOKENS):
             kept = one_token(a, t4, i) * h
             decayed = tl.where(t4 == i, kept[None], decayed)
@@ -125,7 +142,6 @@ def scan_backward(
         gd = g * decayed
         dA += tl.sum(gd * dt[:, :, None, :], 0)
         of_states = row * N + (t_of_states * N + n_of_states)
-        given = (t_of_states < left) & (n_of_states < N)
         part = block.to(tl.int64) * tokens * N
         tl.store(dB_parts + part + of_states, tl.sum(tl.sum(g * dtu, 3), 1), mask=given)
         tl.store(dC_parts + part + of_states, tl.sum(tl.sum(dy4 * hs, 3), 1), mask=given)
@@ -143,7 +159,7 @@ def scan_backward(
             ddelta_t = tl.where(raw > 20, ddelta_t, ddelta_t * slope)
         tl.store(ddelta + to, ddelta_t.to(ddelta.dtype.element_ty), mask=exists)
         if bias is not None:
-            dbias += tl.sum(tl.where(t < left, ddelta_t, 0.0), 0)
+            dbias += tl.sum(tl.where(in_sequence, ddelta_t, 0.0), 0)
         if z is not None:
             y_t = tl.sum(hs * C_t, 2)
             if skip is not None:
@@ -151,7 +167,6 @@ def scan_backward(
             dz_t = dgated * y_t * (open_gate * (1.0 + z_t * shut))
             tl.store(dz + to, dz_t.to(dz.dtype.element_ty), mask=exists)
         row -= TOKENS
-        slot -= D * N
 
     tl.store(dA_parts + (s * D + d3) * N + n3, dA, mask=real)
     if dinitial is not None:

@@ -17,19 +17,19 @@ from .kernel import kernel
 
 
 @triton.jit
-def load_rows(x, row, stride, t, left, d, D: tl.constexpr, WIDE: tl.constexpr):
+def load_rows(x, row, stride, t, left, d, D: tl.constexpr):
     """Tokens row, row + 1, ... of some channels; zeros after the sequence's end and after the last channel."""
     pointers = x + row * stride + (t * stride + d)
     if D % 16 == 0:
         pointers = tl.multiple_of(pointers, (1, 1, 16))
-    return tl.load(pointers, mask=(t < left) & (d < D), other=0.0).to(WIDE)
+    return tl.load(pointers, mask=(t < left) & (d < D), other=0.0)
 
 
 @triton.jit
-def load_states(x, row, stride, t, left, n, N: tl.constexpr, WIDE: tl.constexpr):
+def load_states(x, row, stride, t, left, n, N: tl.constexpr):
     """B or C of tokens row, row + 1, ...; zeros where there is none."""
     pointers = x + row * stride + (t * stride + n)
-    return tl.load(pointers, mask=(t < left) & (n < N), other=0.0).to(WIDE)
+    return tl.load(pointers, mask=(t < left) & (n < N), other=0.0)
 
 
 @triton.jit
@@ -119,18 +119,32 @@ def scan_forward(
     if initial is not None:
         h = tl.load(initial + (s * D + d3) * N + n3, mask=real, other=0.0)
 
+    # A tile is asked for one tile ahead.
+    next_u = load_rows(u, start, u_stride, t, length, d, D)
+    next_delta = load_rows(delta, start, delta_stride, t, length, d, D)
+    next_B = load_states(B, start, B_stride, t_of_states, length, n_of_states, N)
+    next_C = load_states(C, start, C_stride, t_of_states, length, n_of_states, N)
+    if z is not None:
+        next_z = load_rows(z, start, z_stride, t, length, d, D)
     row = start
     slot = checkpoints + (start // EVERY + s) * (D * N) + (n3 * D + d3)
     for first in range(0, length, TOKENS):
         if first % EVERY == 0:
             tl.store(slot, h, mask=real)
             slot += D * N
-        left = length - first
-        u_t = load_rows(u, row, u_stride, t, left, d, D, WIDE)
-        dt, _ = step_size(load_rows(delta, row, delta_stride, t, left, d, D, WIDE), bias_of_d, t < left, SOFTPLUS)
-        B_t = load_states(B, row, B_stride, t_of_states, left, n_of_states, N, WIDE)[:, None, :, None]
-        C_t = load_states(C, row, C_stride, t_of_states, left, n_of_states, N, WIDE)[:, None, :, None]
+        u_t, delta_t = next_u.to(WIDE), next_delta.to(WIDE)
+        B_t, C_t = next_B.to(WIDE)[:, None, :, None], next_C.to(WIDE)[:, None, :, None]
+        left, later = length - first - TOKENS, row + TOKENS
+        next_u = load_rows(u, later, u_stride, t, left, d, D)
+        next_delta = load_rows(delta, later, delta_stride, t, left, d, D)
+        next_B = load_states(B, later, B_stride, t_of_states, left, n_of_states, N)
+        next_C = load_states(C, later, C_stride, t_of_states, left, n_of_states, N)
+        if z is not None:
+            z_t = next_z.to(WIDE)
+            next_z = load_rows(z, later, z_stride, t, left, d, D)
 
+        exists = t < length - first
+        dt, _ = step_size(delta_t, bias_of_d, exists, SOFTPLUS)
         a = tl.exp2(dt[:, :, None, :] * decay)
         b = (dt * u_t)[:, :, None, :] * B_t
         hs = b
@@ -142,11 +156,10 @@ def scan_forward(
         if skip is not None:
             y_t += skip_of_d * u_t
         if z is not None:
-            z_t = load_rows(z, row, z_stride, t, left, d, D, WIDE)
             open_gate, _ = sigmoid(z_t)
             y_t *= z_t * open_gate
-        tl.store(y + row * D + (t * D + d), y_t.to(y.dtype.element_ty), mask=(t < left) & (d < D))
-        row += TOKENS
+        tl.store(y + row * D + (t * D + d), y_t.to(y.dtype.element_ty), mask=exists & (d < D))
+        row = later
 
     if final is not None:
         tl.store(final + (s * D + d3) * N + n3, h, mask=real)
