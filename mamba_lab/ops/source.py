@@ -14,29 +14,30 @@ def excerpt(file: str, first: str, last: str | None = None) -> str:
     """The lines of a source from the one that contains ``first``. The indentation that all of them share is removed.
 
     Args:
-        file: below ``csrc`` ("cpu/conv1d_pack.cpp") or below ``mamba_lab/ops`` ("triton/conv1d_forward.py").
-        first: text of the first line, found once in the file.
+        file: below ``csrc`` ("cpu/conv1d_pack.cpp") or below ``mamba_lab/ops`` ("triton/conv1d_forward.py"); "*" may
+            stand for a part of the name, so that a page survives a file that is parted in two.
+        first: text of the first line, found once in all files of that name.
         last: text of the last line, the first one or a later one. None: the block that begins with the first line, as
             far as lines are indented deeper, and the brace that closes it.
 
     Raises:
-        ValueError: there is no such file, ``first`` occurs in no line or in several, or no later line has ``last``.
+        ValueError: there is no such file, ``first`` occurs in no line or in several, or no line after it has ``last``.
     """
-    path = next((root / file for root in (csrc_dir(), _OPS) if (root / file).is_file()), None)
-    if path is None or ".." in Path(file).parts:
+    paths = [] if ".." in Path(file).parts else [p for root in (csrc_dir(), _OPS) for p in sorted(root.glob(file))]
+    if not paths:
         raise ValueError(f"file is {file!r}: neither csrc nor mamba_lab/ops has it")
-    lines = path.read_text(encoding="utf-8").splitlines()
-    begins = [i for i, line in enumerate(lines) if first in line]
-    if len(begins) != 1:
-        raise ValueError(f"first is {first!r}: {len(begins)} lines of {file} have it, expected one")
-    begin = begins[0]
+    sources = [path.read_text(encoding="utf-8").splitlines() for path in paths]
+    found = [(lines, i) for lines in sources for i, line in enumerate(lines) if first in line]
+    if len(found) != 1:
+        raise ValueError(f"first is {first!r}: {len(found)} lines of {file} have it, expected one")
+    lines, begin = found[0]
     if last is None:
         end = _block_end(lines, begin)
     else:
-        found = [i for i in range(begin, len(lines)) if last in lines[i]]
-        if not found:
+        ends = [i for i in range(begin, len(lines)) if last in lines[i]]
+        if not ends:
             raise ValueError(f"last is {last!r}: no line of {file} has it from line {begin + 1} on")
-        end = found[0] + 1
+        end = ends[0] + 1
     return textwrap.dedent("\n".join(lines[begin:end])).rstrip()
 
 

@@ -11,6 +11,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.setattr(source, "csrc_dir", lambda: tmp_path)
     text = "  void f() {\n    one;\n\n    if (a) {\n      two;\n    }\n  }\n  end;\n  else_ {\n    x;\n"
     (tmp_path / "a.cpp").write_text(text, encoding="utf-8")
+    (tmp_path / "a_more.cpp").write_text("if (b) {\n  three;\n}\n", encoding="utf-8")
     (tmp_path.parent / "outside.cpp").write_text("secret", encoding="utf-8")
 
 
@@ -29,6 +30,14 @@ def test_lines_from_one_text_to_another() -> None:
 
 
 @pytest.mark.usefixtures("files")
+def test_a_star_stands_for_several_files() -> None:
+    assert excerpt("a*", "three") == "three;"
+    assert excerpt("a*.cpp", "one", "one") == "one;"
+    with pytest.raises(ValueError, match=r"2 lines of a\*\.cpp have it"):
+        excerpt("a*.cpp", "if (")
+
+
+@pytest.mark.usefixtures("files")
 def test_what_is_not_there_is_refused() -> None:
     with pytest.raises(ValueError, match="neither csrc nor mamba_lab/ops"):
         excerpt("b.cpp", "one")
@@ -44,4 +53,4 @@ def test_what_is_not_there_is_refused() -> None:
 
 def test_the_sources_of_the_operators_are_found() -> None:
     assert excerpt("reference.py", "def wide_dtype(").splitlines()[-1].startswith("    return torch.float64")
-    assert excerpt("cpu/conv1d_pack.cpp", "inline void convolve(").endswith("}")
+    assert excerpt("cpu/conv1d*", "inline void convolve(").endswith("}")
