@@ -108,7 +108,7 @@ class MambaMixer(nn.Module):
         """
         xz = self.in_proj(hidden)
         wide = wide_dtype(xz)
-        A, D, dt_bias = -torch.exp(self.A_log.to(wide)), self.D.to(wide), self.dt_proj.bias
+        A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
         if state is None and not return_state:
             backends = self._fused_backends(xz.device.type)
             if backends is not None:
@@ -119,7 +119,7 @@ class MambaMixer(nn.Module):
                     conv.bias,
                     x_proj.weight,
                     dt_proj.weight,
-                    dt_bias.to(wide),
+                    dt_proj.bias.to(wide),
                     A,
                     D,
                     out.weight,
@@ -141,7 +141,7 @@ class MambaMixer(nn.Module):
             C,
             D,
             z,
-            dt_bias.to(wide) if apart else None,
+            self.dt_proj.bias.to(wide) if apart else None,
             delta_softplus=True,
             boundaries=boundaries,
             initial_state=None if state is None else state.ssm,

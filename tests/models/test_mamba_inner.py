@@ -136,14 +136,6 @@ class LowRank(nn.Module):
         self.a = nn.Parameter(torch.randn(2, layer.in_features))
         self.b = nn.Parameter(torch.randn(layer.out_features, 2) / 10)
 
-    @property
-    def weight(self) -> Tensor:
-        return self.base_layer.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.base_layer.bias
-
     def forward(self, x: Tensor) -> Tensor:
         return self.base_layer(x) + x @ self.a.T @ self.b.T
 
