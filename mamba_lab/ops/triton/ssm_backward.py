@@ -87,9 +87,9 @@ def scan_backward(
     dskip = tl.zeros((ROWS, LANES), WIDE)
     dbias = tl.zeros((ROWS, LANES), WIDE)
 
-    # A tile is asked for one tile ahead: that is the one before it. The last one asked for does not exist.
+    # A tile is asked for one tile ahead. Where there is none, `left` is 0 and nothing is read.
     row = start + (tiles - 1) * TOKENS
-    left = length - (tiles - 1) * TOKENS
+    left = tl.where(tiles > 0, length - (tiles - 1) * TOKENS, 0)
     slot = checkpoints + (start // TOKENS + s + (tiles - 1)) * (D * N) + (n3 * D + d3)
     next_u = load_rows(u, row, u_stride, t, left, d, D)
     next_delta = load_rows(delta, row, delta_stride, t, left, d, D)
@@ -98,7 +98,7 @@ def scan_backward(
     next_dy = load_rows(dy, row, dy_stride, t, left, d, D)
     if z is not None:
         next_z = load_rows(z, row, z_stride, t, left, d, D)
-    next_h = tl.load(slot, mask=real & (tiles > 0), other=0.0)
+    next_h = tl.load(slot, mask=real & (left > 0), other=0.0)
     for later in range(tiles):
         exists = (t < left) & (d < D)
         given = (t_of_states < left) & (n_of_states < N)
