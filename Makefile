@@ -47,6 +47,7 @@ notebooks: setup
 bench: setup
 	$(BIN)/mamba-lab bench batching $(ARGS)
 	$(BIN)/mamba-lab bench packing $(ARGS)
+	$(BIN)/mamba-lab bench model $(ARGS)
 
 wheelhouse: setup
 	$(BIN)/python -m pip download --quiet --dest $(WHEELHOUSE) $(PIP_ARGS) '.[course,dev]' 'hatchling>=1.26' 'editables>=0.5'

@@ -24,6 +24,7 @@ examples:
   mamba-lab pack my.jsonl             what packing saves on your documents, and how to pack them
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
   mamba-lab bench packing             measure the packers, write data/results/packing.json
+  mamba-lab bench model               measure a model's training step, write data/results/model.json
 """
 
 
@@ -117,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure, and write a record with the machine, the versions and every sample",
         description="Writes data/results/NAME.json. Close other programs first: a busy machine is measured too.",
     )
-    bench.add_argument("name", choices=("batching", "packing"), help="what to measure")
+    bench.add_argument("name", choices=("batching", "packing", "model"), help="what to measure")
     bench.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed repeats of each part (5)")
     bench.add_argument("--output", type=Path, metavar="DIR", help="folder of the record (data/results)")
     bench.add_argument(
@@ -146,6 +147,10 @@ def _bench(args: argparse.Namespace) -> int:
         return packing.run(repeats=args.repeats, output=args.output, full=args.full)
     if args.full:
         raise ValueError(f"--full belongs to bench packing, and name is {args.name}")
+    if args.name == "model":
+        from mamba_lab.bench import model
+
+        return model.run(repeats=args.repeats, output=args.output)
     from mamba_lab.bench import batching
 
     return batching.run(repeats=args.repeats, output=args.output)

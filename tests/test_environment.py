@@ -33,7 +33,8 @@ OWNERS = {
 }
 
 CORE = ["mamba_lab", "mamba_lab.ops", "mamba_lab.batching", "mamba_lab.models", "mamba_lab.lengths"]
-CORE += ["mamba_lab.models.tiny", "mamba_lab.ops.build", "mamba_lab.ops.prebuild", "mamba_lab.doctor", "mamba_lab.cli"]
+CORE += ["mamba_lab.models.tiny", "mamba_lab.models.checkpoint", "mamba_lab.models.generate"]
+CORE += ["mamba_lab.ops.build", "mamba_lab.ops.prebuild", "mamba_lab.doctor", "mamba_lab.cli"]
 TRAIN = ["mamba_lab.corpus", "mamba_lab.tokenizer", "mamba_lab.example", "mamba_lab.bench.batching", "datasets", "tqdm"]
 TRAIN += ["mamba_lab.bench.packing"]
 DEV = ["build", "editables", "hatchling", "hypothesis", "mypy", "nbval", "pre_commit", "pytest", "xdist"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,9 @@ class Boundaries:
     n_tokens: int
     n_sequences: int
     max_seqlen: int
+    # `order` and one entry more that is never read: what the operators take. torch.compile takes a size of 1 for a
+    # constant, so a lone sequence would be compiled again; S + 1 is 1 only where there is no sequence.
+    _schedule: torch.Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         for name, tensor in (("cu_seqlens", self.cu_seqlens), ("order", self.order)):
@@ -56,6 +59,7 @@ class Boundaries:
             raise ValueError(f"order must hold each of 0..{len(lengths) - 1} once. Let from_cu_seqlens make it.")
         if self.max_seqlen != lengths.max(initial=0):
             raise ValueError(f"max_seqlen is {self.max_seqlen}, but the longest sequence has {lengths.max(initial=0)}.")
+        object.__setattr__(self, "_schedule", torch.cat((self.order, self.order.new_zeros(1))))
 
     @classmethod
     def from_lengths(
@@ -186,15 +190,15 @@ class Boundaries:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Boundaries:
         """The same boundaries on ``device``."""
         return self._with(
-            self.cu_seqlens.to(device, non_blocking=non_blocking), self.order.to(device, non_blocking=non_blocking)
+            self.cu_seqlens.to(device, non_blocking=non_blocking), self._schedule.to(device, non_blocking=non_blocking)
         )
 
     def pin_memory(self) -> Boundaries:
         """The same boundaries in page-locked host memory, for a copy that does not block."""
-        return self._with(self.cu_seqlens.pin_memory(), self.order.pin_memory())
+        return self._with(self.cu_seqlens.pin_memory(), self._schedule.pin_memory())
 
-    def _with(self, cu_seqlens: torch.Tensor, order: torch.Tensor) -> Boundaries:
-        return self._trusted(cu_seqlens, order, self.n_tokens, self.n_sequences, self.max_seqlen)
+    def _with(self, cu_seqlens: torch.Tensor, schedule: torch.Tensor) -> Boundaries:
+        return self._trusted(cu_seqlens, schedule, self.n_tokens, self.n_sequences, self.max_seqlen)
 
     @classmethod
     def _from_starts(cls, starts: IntArray, n_tokens: int, source: IntsLike) -> Boundaries:
@@ -207,18 +211,18 @@ class Boundaries:
         cls, cu: IntArray, lengths: IntArray, padding: np.ndarray[Any, Any] | None, device: torch.device | str | None
     ) -> Boundaries:
         keys = (-lengths.astype(np.int64),) if padding is None else (-lengths.astype(np.int64), padding)
-        order = np.lexsort(keys).astype(np.int32)
+        order = np.append(np.lexsort(keys), 0).astype(np.int32)
         # Pageable host memory is staged before an asynchronous copy returns, so this never waits and never races.
         cu_seqlens, schedule = (torch.from_numpy(array).to(device or "cpu", non_blocking=True) for array in (cu, order))
         return cls._trusted(cu_seqlens, schedule, int(cu[-1]), len(lengths), int(lengths.max(initial=0)))
 
     @classmethod
     def _trusted(
-        cls, cu_seqlens: torch.Tensor, order: torch.Tensor, n_tokens: int, n_sequences: int, max_seqlen: int
+        cls, cu_seqlens: torch.Tensor, schedule: torch.Tensor, n_tokens: int, n_sequences: int, max_seqlen: int
     ) -> Boundaries:
         """Build from values that were checked on the host: the constructor's check would wait for the GPU."""
         self = object.__new__(cls)
-        values = (cu_seqlens, order, n_tokens, n_sequences, max_seqlen)
+        values = (cu_seqlens, schedule[:-1], n_tokens, n_sequences, max_seqlen, schedule)
         for name, value in zip(cls.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)
         return self

@@ -22,7 +22,7 @@ from mamba_lab.paths import checkout_root, data_dir
 
 PACKAGES = (
     *("mamba-lab", "torch", "numpy", "tokenizers", "triton", "mamba-ssm", "causal-conv1d", "mambapy", "numba"),
-    *("trl", "datasets", "pyarrow"),
+    *("trl", "datasets", "pyarrow", "transformers"),
 )
 
 

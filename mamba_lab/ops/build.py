@@ -104,6 +104,11 @@ def load_library(name: str, device: str = "cpu") -> Path:
         return built.path
 
 
+def is_loaded(name: str, device: str = "cpu") -> bool:
+    """Whether ``load_library`` has loaded this library into this process."""
+    return (name, device) in _loaded
+
+
 def available(name: str, device: str = "cpu") -> bool:
     """Whether a library can be loaded here; builds it when needed. A False is logged once, with reason and remedy.
 

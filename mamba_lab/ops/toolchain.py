@@ -20,6 +20,7 @@ TORCH_TARGET = "0x020a000000000000"
 DEFINES = (f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", "-DTORCH_STABLE_ONLY")
 CXX_CANDIDATES = ("g++", "clang++", "c++")
 CXX_REMEDY = "install a C++20 compiler (Debian, Ubuntu: apt-get install g++), or set CXX to one"
+GPU_REMEDY = "needs an NVIDIA GPU; the cpu backend does the same work here"
 NVCC_REMEDY = "install the CUDA toolkit, or set CUDA_HOME to its folder"
 
 
@@ -96,7 +97,7 @@ def _cxx(asked: str, path: str) -> Compiler:
                 "C++", f"no C++ compiler found (looked for {', '.join(CXX_CANDIDATES)})", CXX_REMEDY
             )
         command = (first,)
-    flags = ["-std=c++20", "-O3", "-fPIC", "-shared", *DEFINES]
+    flags = ["-std=c++20", "-O3", "-fPIC", "-shared", "-ffp-contract=off", *DEFINES]
     if sys.platform == "darwin":
         flags += ["-undefined", "dynamic_lookup"]
     if _accepts(command, "-march=native"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from native_workshop import BROKEN, Workshop
 
-from mamba_lab.ops import BackendStatus, backends, build
+from mamba_lab.log import log_once
+from mamba_lab.ops import BackendStatus, NativeUnavailable, _resolve, _triton_ops, backends, build
 
 
 def by_name() -> dict[str, BackendStatus]:
@@ -55,6 +59,7 @@ def test_no_sources_yet_is_said(workshop: Workshop) -> None:
 
 
 def test_gpu_backends_without_a_gpu(monkeypatch: pytest.MonkeyPatch, workshop: Workshop) -> None:
+    monkeypatch.setattr(_triton_ops, "_ready", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", None)
     found = by_name()
@@ -76,3 +81,83 @@ def test_cuda_with_a_gpu_and_no_nvcc(monkeypatch: pytest.MonkeyPatch, workshop: 
     assert "no nvcc" in state.why
     assert "CUDA toolkit" in state.remedy
     assert build.sources("cuda") == []
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A GPU that only says its name and age, and a Triton that starts on it."""
+    gpu = SimpleNamespace(capability=(9, 0), start=lambda: 0)
+    driver = SimpleNamespace(driver=SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: gpu.start())))
+    monkeypatch.setattr(_triton_ops, "_ready", False)
+    monkeypatch.setattr(_triton_ops, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: gpu.capability)
+    monkeypatch.setattr(_triton_ops.importlib, "import_module", {"triton.runtime": driver}.__getitem__)
+    monkeypatch.setattr(_triton_ops.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(metadata, "version", lambda name: "3.7.1")
+    log_once.cache_clear()
+    return gpu
+
+
+def test_triton_on_a_gpu(a_gpu: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """auto takes it for tensors on the GPU, says so once, and never takes it for tensors on the CPU."""
+    expected = BackendStatus("triton", True, "Triton 3.7.1 on NVIDIA H200", operators=("conv1d_pack", "ssm_pack"))
+    assert by_name()["triton"] == expected
+    with caplog.at_level(logging.INFO, "mamba_lab"):
+        assert [_resolve.resolve("ssm_pack", "auto", "cuda") for _ in range(2)] == ["triton", "triton"]
+    assert caplog.messages == ["ssm_pack on the GPU runs in Triton (backend 'triton')."]
+    assert _resolve.resolve("ssm_pack", "auto", "cpu") != "triton"
+    with pytest.raises(ValueError, match="backend 'triton' works on cuda tensors, these are on cpu"):
+        _resolve.resolve("ssm_pack", "triton", "cpu")
+
+
+def refused(caplog: pytest.LogCaptureFixture) -> BackendStatus:
+    """What is said of a Triton that cannot run: by ``backends``, by a call that asks for it, by auto."""
+    state = by_name()["triton"]
+    assert not state.available
+    assert not state.operators
+    with pytest.raises(NativeUnavailable, match="ssm_pack on backend 'triton' is not available"):
+        _resolve.resolve("ssm_pack", "triton", "cuda")
+    log_once.cache_clear()
+    caplog.clear()
+    assert _resolve.resolve("ssm_pack", "auto", "cuda") == "reference"
+    assert "ssm_pack on the GPU runs on the slow reference" in caplog.text
+    assert f"Remedy: {state.remedy}" in caplog.text
+    return state
+
+
+def test_triton_that_is_not_installed(
+    a_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_triton_ops.importlib.util, "find_spec", lambda name: None)
+    state = refused(caplog)
+    assert (state.why, state.remedy) == ("Triton is not installed", "pip install torch (its CUDA build brings Triton)")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "needs an NVIDIA GPU" in refused(caplog).remedy
+
+
+def test_triton_without_a_gpu(
+    a_gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    state = refused(caplog)
+    assert state.why == "Triton 3.7.1: there is no GPU"
+    assert "needs an NVIDIA GPU" in state.remedy
+
+
+def test_triton_that_does_not_start(a_gpu: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """It compiles a little C at first: without a compiler or Python's headers it fails only then."""
+
+    def fails() -> int:
+        raise RuntimeError("while compiling\nFailed to find C compiler.")
+
+    a_gpu.start = fails
+    state = refused(caplog)
+    assert state.why == "Triton 3.7.1: Triton does not start: Failed to find C compiler."
+    assert "apt-get install gcc python3-dev" in state.remedy
+
+
+def test_a_gpu_that_is_too_old(a_gpu: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    a_gpu.capability = (7, 5)
+    assert refused(caplog).why == "Triton 3.7.1: NVIDIA H200 has compute capability 7.5, not 8.0"

@@ -1,0 +1,173 @@
+"""MambaLM: a Mamba-1 language model that is told where sequences start, and keeps them apart exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mamba_lab.batching import Boundaries
+
+from . import inputs
+from .config import MambaConfig
+from .cross_entropy import chunked_cross_entropy, cross_entropy_of_module
+from .initialise import initialise
+from .mixer import MambaMixer, MixerState
+from .norm import LayerNorm, RMSNorm
+from .plain import why_not_plain
+
+
+def _norm(config: MambaConfig) -> nn.Module:
+    kind: type[RMSNorm] | type[LayerNorm] = RMSNorm if config.rms_norm else LayerNorm
+    return kind(config.d_model, eps=config.norm_epsilon)
+
+
+class MambaBlock(nn.Module):
+    """A mixer on the normed residual stream: x + mixer(norm(x)), over [T, d_model]."""
+
+    def __init__(self, config: MambaConfig, backend: str = "auto") -> None:
+        super().__init__()
+        self.norm = _norm(config)
+        self.mixer = MambaMixer(config, backend)
+
+    def forward(self, x: Tensor, boundaries: Boundaries) -> Tensor:
+        return x + self.mixer(self.norm(x), boundaries)
+
+    def continued(self, x: Tensor, boundaries: Boundaries, state: MixerState | None) -> tuple[Tensor, MixerState]:
+        """The same from a state of each sequence (None: from nothing), with the state after it."""
+        y, state = self.mixer(self.norm(x), boundaries, state, return_state=True)
+        return x + y, state
+
+
+class MambaBackbone(nn.Module):
+    """Embedding, blocks and the last norm."""
+
+    def __init__(self, config: MambaConfig, backend: str = "auto") -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.padded_vocab_size, config.d_model)
+        self.layers = nn.ModuleList(MambaBlock(config, backend) for _ in range(config.n_layer))
+        self.norm_f = _norm(config)
+        self.residual_in_fp32 = config.residual_in_fp32
+        self.gradient_checkpointing: bool = False
+
+    def forward(self, input_ids: Tensor, boundaries: Boundaries) -> Tensor:
+        """Map ``input_ids`` int64 [T] to the normed residual stream [T, d_model]."""
+        x = self._embed(input_ids)
+        for layer in self.layers:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                x = checkpoint(layer, x, boundaries, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, boundaries)
+        return self.norm_f(x)
+
+    def continued(
+        self, input_ids: Tensor, boundaries: Boundaries, states: Iterable[MixerState | None]
+    ) -> tuple[Tensor, list[MixerState]]:
+        """The same from a state of each block (None: from nothing), with the states after it."""
+        x, after = self._embed(input_ids), []
+        layer: Any  # a MambaBlock, or what torch.compile made of one
+        for layer, state in zip(self.layers, states, strict=True):
+            x, state = layer.continued(x, boundaries, state)
+            after.append(state)
+        return self.norm_f(x), after
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(input_ids)
+        return x.to(torch.promote_types(x.dtype, torch.float32)) if self.residual_in_fp32 else x
+
+
+class MambaLM(nn.Module):
+    """A Mamba-1 language model for packed, padded and single sequences.
+
+    Parameters have mamba-ssm's names, so that its checkpoints load as they are. Inside, the batch is one list of T =
+    B * L tokens.
+
+    Args:
+        config: the sizes, and the starting values.
+        backend: which kernels run ``conv1d_pack`` and ``ssm_pack``; "auto" takes the fastest here.
+    """
+
+    def __init__(self, config: MambaConfig, *, backend: str = "auto") -> None:
+        super().__init__()
+        if not isinstance(config, MambaConfig):
+            raise ValueError(f"config must be a MambaConfig, got {type(config).__name__}. Use MambaConfig.from_dict.")
+        self.config = config
+        self.backbone = MambaBackbone(config, backend)
+        self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False)
+        initialise(self, config)
+        if config.tie_embeddings:
+            self.lm_head.weight = self.backbone.embedding.weight
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        boundaries: Boundaries | Tensor | None = None,
+        *,
+        targets: Tensor | None = None,
+        weights: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Scores of the next token, or their loss.
+
+        Args:
+            input_ids: int64 [B, L], each below ``config.vocab_size`` (checked on the CPU only).
+            boundaries: where sequences start in the flattened B * L tokens: Boundaries, or an int32 ``cu_seqlens``
+                that is checked at every call. None: each row is a sequence.
+            targets: int64 [B, L], each position's next token, already shifted; -100 where none counts.
+            weights: float32 [B, L], how much each target counts. None: all the same.
+
+        Returns:
+            Without ``targets`` the logits [B, L, V]. With them (loss_sum, weight_sum): the weighted sum of the
+            cross-entropies in nats, and the sum of the weights of the targets that counted; divide one by the other
+            for a mean. All logits are never held. Where nothing counts both are 0, and so is every gradient.
+
+        Raises:
+            ValueError: a shape, dtype, device or id that does not fit; the message names it.
+        """
+        boundaries = inputs.check(input_ids, boundaries, targets, weights, self.config.vocab_size)
+        hidden = self.backbone(input_ids.flatten(), boundaries)
+        if targets is None:
+            return self.logits(hidden).view(*input_ids.shape, self.config.vocab_size)
+        flat, share = targets.flatten(), None if weights is None else weights.flatten()
+        if why_not_plain(self.lm_head, nn.Linear) is not None:
+            return cross_entropy_of_module(hidden, self.lm_head, self.config.vocab_size, flat, share)
+        return chunked_cross_entropy(hidden, self.lm_head.weight[: self.config.vocab_size], flat, share)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores [T, V] of the backbone's output [T, d_model]. The embedding's padding rows have none."""
+        if why_not_plain(self.lm_head, nn.Linear) is None:
+            return F.linear(hidden, self.lm_head.weight[: self.config.vocab_size])
+        scores: Tensor = self.lm_head(hidden)
+        return scores[:, : self.config.vocab_size]
+
+    def set_gradient_checkpointing(self, on: bool = True) -> None:
+        """Keep only each block's input, and run the block again in the backward pass: less memory, a third slower."""
+        self.backbone.gradient_checkpointing = on
+
+    def generate(
+        self, prompts: Tensor | Sequence[Sequence[int] | Tensor], max_new_tokens: int, **options: Any
+    ) -> list[list[int]]:
+        """Continue each prompt: ``mamba_lab.models.generate.generate``, which explains the options."""
+        from .generate import generate
+
+        return generate(self, prompts, max_new_tokens, **options)
+
+    @classmethod
+    def from_pretrained(cls, source: str | PathLike[str], **options: Any) -> MambaLM:
+        """The model in a local folder or on the Hub: ``mamba_lab.models.checkpoint.from_pretrained``."""
+        from .checkpoint import from_pretrained
+
+        return from_pretrained(source, **options)
+
+    def save_pretrained(self, folder: str | PathLike[str], **options: Any) -> None:
+        """Write configuration and weights into ``folder``: ``mamba_lab.models.checkpoint.save_pretrained``."""
+        from .checkpoint import save_pretrained
+
+        save_pretrained(self, folder, **options)
+
+
+__all__ = ["MambaBackbone", "MambaBlock", "MambaLM", "MambaMixer", "MixerState"]

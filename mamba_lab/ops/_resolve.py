@@ -1,0 +1,78 @@
+"""Which backend runs a call: decided once, before it, so that its backward cannot run elsewhere."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from mamba_lab.log import log_once
+
+from . import _triton_ops, build
+from .backends import NAMES
+from .toolchain import NativeUnavailable
+
+
+def problem(operator: str, backend: str) -> NativeUnavailable | None:
+    """Why ``operator`` cannot run on ``backend`` here, or None. A native library is built and loaded to find out."""
+    if backend == "reference" or (backend == "cpu" and build.is_loaded(operator)):
+        return None
+    title = f"{operator} on backend {backend!r}"
+    if backend == "triton":
+        return _triton_ops.missing(title)
+    if backend != "cpu" or operator not in build.sources("cpu"):
+        return NativeUnavailable(title, "there is no such kernel", "use backend='auto'")
+    try:
+        build.load_library(operator)
+    except NativeUnavailable as error:
+        return error
+    return None
+
+
+# A compiler that traces the caller takes the answer as it is: looking for a library is nothing it could trace.
+@torch.compiler.assume_constant_result
+def resolve(operator: str, backend: str, device: str) -> str:
+    """The backend that runs ``operator`` on tensors of a device type; never one that ignores boundaries.
+
+    Args:
+        backend: "auto", or one of ``NAMES``.
+        device: "cpu", "cuda", ...
+
+    Raises:
+        ValueError: an unknown backend, or one that does not work on this device.
+        NativeUnavailable: the backend asked for is not available; the message says how to add it.
+    """
+    if backend == "auto":
+        return _fastest(operator, device)
+    if backend not in NAMES:
+        raise ValueError(f"{operator}: backend must be 'auto' or one of {', '.join(NAMES)}, got {backend!r}.")
+    wanted = "cpu" if backend == "cpu" else "cuda"
+    interpreted = backend == "triton" and device == "cpu" and _triton_ops.INTERPRETED
+    if backend != "reference" and device != wanted and not interpreted:
+        raise ValueError(
+            f"{operator}: backend {backend!r} works on {wanted} tensors, these are on {device}. "
+            f"Move them, or use backend='auto'."
+        )
+    missing = problem(operator, backend)
+    if missing is not None:
+        raise missing
+    return backend
+
+
+def _fastest(operator: str, device: str) -> str:
+    if device == "cuda":
+        missing = problem(operator, "triton")
+        if missing is None:
+            log_once(logging.INFO, f"{operator} on the GPU runs in Triton (backend 'triton').")
+            return "triton"
+        log_once(logging.WARNING, f"{operator} on the GPU runs on the slow reference. {missing}")
+        return "reference"
+    if device != "cpu":
+        log_once(logging.WARNING, f"{operator} on {device} runs on the slow reference: there is no other kernel.")
+        return "reference"
+    missing = problem(operator, "cpu")
+    if missing is None:
+        log_once(logging.INFO, f"{operator} on the CPU runs in C++ (backend 'cpu').")
+        return "cpu"
+    log_once(logging.WARNING, f"{operator} runs on the reference, hundreds of times slower than in C++. {missing}")
+    return "reference"
