@@ -25,6 +25,14 @@ def as_int(value: object, name: str, *, minimum: int) -> int:
     return int(value)
 
 
+def as_token_id(value: object, name: str) -> int:
+    """``value`` as a token id: an integer that is not negative and fits int64."""
+    token = as_int(value, name, minimum=0)
+    if token > INT64_MAX:
+        raise ValueError(f"{name} is {token}, above the int64 limit {INT64_MAX} of token ids.")
+    return token
+
+
 def as_share(value: object, name: str, hint: str = "") -> float:
     """``value`` as a float between 0 and 1; a bool, a string or NaN is refused."""
     number = float(value) if isinstance(value, Real) and not isinstance(value, bool | np.bool_) else -1.0

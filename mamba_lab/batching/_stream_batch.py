@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from ._stream_buffer import Bin, Tokens
+from mamba_lab.log import log_once
+
+from ._stream_buffer import Bin
 from .batch import IGNORE, Batch
 from .collate import pack_collate
 from .plan import PackingPlan
-from .target_check import check_targets
+from .target_check import check_targets, masked_finding
 
 # A batch, and which of its sequences are pieces that go on elsewhere.
 Made: TypeAlias = "tuple[Batch, np.ndarray[Any, np.dtype[np.bool_]]]"
@@ -34,7 +37,7 @@ def collate_bins(bins: list[Bin], capacity: int, pad_id: int, pad_to_multiple_of
         plan,
         [document.ids for document in place],
         pad_id=pad_id,
-        targets=[_targets(document) for document in place] if own_targets else None,
+        targets=[document.all_targets() for document in place] if own_targets else None,
         pad_to_multiple_of=pad_to_multiple_of,
     )
     real = batch.sequence >= 0
@@ -44,22 +47,66 @@ def collate_bins(bins: list[Bin], capacity: int, pad_id: int, pad_to_multiple_of
     return replace(batch, sequence=sequence), cut
 
 
+@dataclass
+class Taught:
+    """How much the steps looked at teach, on all ranks together: each rank counts the same and decides alike."""
+
+    steps: int = 0
+    tokens: int = 0
+    targets: int = 0
+
+    def add(self, ranks: list[list[Bin]]) -> None:
+        """Count one step."""
+        self.steps += 1
+        for document, start, stop in (piece for bins in ranks for one in bins for piece in one.pieces):
+            self.tokens += stop - start
+            if document.targets is None:
+                self.targets += stop - start - (stop == len(document.ids))
+            else:
+                self.targets += int(np.count_nonzero(document.targets[start:stop] != IGNORE))
+
+
 def require_right_targets(made: list[Made], pad_id: int, rank: int) -> None:
-    """Check a stream's first batches.
+    """Check a rank's first batches for targets that are wrong whatever the data.
 
     Raises:
-        ValueError: ``check_targets`` found a mistake.
+        ValueError: ``check_targets`` found a mistake other than few targets.
     """
-    report = check_targets([batch for batch, _ in made], pad_id=pad_id, cut=[cut for _, cut in made])
-    if not report.ok:
+    report = check_targets(
+        [batch for batch, _ in made], pad_id=pad_id, cut=[cut for _, cut in made], min_target_share=0
+    )
+    findings = [finding for finding in report.findings if not finding.startswith("all masked")]
+    if findings:
         first = "batch" if len(made) == 1 else f"{len(made)} batches"
-        findings = "\n".join(f"- {finding}" for finding in report.findings)
         raise ValueError(
-            f"check_targets finds mistakes in the first {first} of rank {rank}:\n{findings}\n"
+            f"check_targets finds mistakes in the first {first} of rank {rank}:\n{_listed(findings)}\n"
             f"If the targets are meant to be so, pass check_batches=0."
         )
 
 
-def _targets(document: Tokens) -> np.ndarray[Any, Any]:
-    """A document's targets: the next token where it brought none and others did."""
-    return np.append(document.ids[1:], IGNORE) if document.targets is None else document.targets
+def require_targets(taught: Taught, min_share: float, *, whole: bool) -> None:
+    """Check that the first steps teach something.
+
+    Args:
+        taught: of these steps.
+        min_share: targets over tokens that are enough.
+        whole: these are all that was to be looked at, from the start of the epoch. Otherwise they may be a stretch of
+            long prompts, and a warning is all that they give.
+
+    Raises:
+        ValueError: too few targets in ``whole`` steps.
+    """
+    finding = masked_finding(taught.tokens, taught.targets, min_share)
+    if not finding:
+        return
+    where = f"the first {'step' if taught.steps == 1 else f'{taught.steps} steps'} of all ranks"
+    if whole:
+        raise ValueError(
+            f"check_targets finds mistakes in {where}:\n{_listed([finding])}\n"
+            f"If the targets are meant to be so, pass check_batches=0."
+        )
+    log_once(logging.WARNING, f"PackedStream: few targets in {where} after this start: {finding}")
+
+
+def _listed(findings: list[str]) -> str:
+    return "\n".join(f"- {finding}" for finding in findings)

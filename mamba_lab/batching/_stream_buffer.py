@@ -34,6 +34,10 @@ class Tokens:
     ids: np.ndarray[Any, Any]
     targets: np.ndarray[Any, Any] | None
 
+    def all_targets(self) -> np.ndarray[Any, Any]:
+        """The targets, the next token where the document brought none."""
+        return np.append(self.ids[1:], IGNORE)[: len(self.ids)] if self.targets is None else self.targets
+
 
 Piece: TypeAlias = tuple[Tokens, int, int]
 
@@ -53,7 +57,7 @@ class Buffer:
     Attributes:
         empty: documents without tokens, of which no bin knows.
         dropped: tokens cut off by ``overflow="truncate"``.
-        crc32: of all token ids and lengths: whether a resume finds the same documents.
+        crc32: of all lengths, token ids and targets: whether a resume finds the same documents.
         taken: bins handed out already.
     """
 
@@ -123,7 +127,9 @@ def _packed(tokens: list[Tokens], start: int, settings: BufferSettings, shuffled
     lengths = np.array([len(one.ids) for one in full], np.int64)
     crc = 0
     for one in tokens:
-        crc = zlib.crc32(one.ids.astype("<i8").tobytes(), zlib.crc32(len(one.ids).to_bytes(8, "little"), crc))
+        crc = zlib.crc32(len(one.ids).to_bytes(8, "little"), crc)
+        for values in (one.ids, one.all_targets()):
+            crc = zlib.crc32(values.astype("<i8").tobytes(), crc)
     more = {"buffer_size": max(len(full), 1)} if settings.packer == "greedy" else {}
     plan = PACKERS[settings.packer](lengths, settings.capacity, overflow=settings.overflow, **more)
     bins = [
@@ -150,9 +156,12 @@ def as_tokens(number: int, document: Any, settings: BufferSettings) -> Tokens:
         except Exception as error:
             raise wrapped(f"document {number}: tokenize failed", error) from error
     elif isinstance(document, str | bytes) or hasattr(document, "text"):
+        example = "load_tokenizer().encode for texts"
+        if hasattr(document, "text"):
+            example = "tokenize_document from mamba_lab.document_tokens for a corpus's documents"
         raise ValueError(
             f"document {number} is a {type(document).__name__}, not token ids. Give tokenize, a function from a "
-            f"document to its ids, such as load_tokenizer().encode for texts."
+            f"document to its ids, such as {example}."
         )
     # A pair of ids and targets; a tuple of two ids is a sequence of two tokens.
     if isinstance(ids, tuple) and len(ids) == 2 and all(np.ndim(part) > 0 for part in ids):

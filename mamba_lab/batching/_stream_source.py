@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 import numpy as np
 import torch
+
+from mamba_lab.log import log_once
 
 from ._checks import shown
 from ._epoch import permutation
@@ -50,6 +53,7 @@ class Source:
             )
         self._documents = documents
         self._last: object = None
+        self._most = 0  # documents that one pass has read, of those that come one after another
         self.size: int | None = len(documents) if by_number else None
 
     def read(self, start: int, shuffled: np.random.PCG64 | None, stop: Stop) -> Iterator[tuple[int, Any]]:
@@ -61,12 +65,18 @@ class Source:
             stop: checked before each document.
 
         Raises:
-            ValueError: fewer than ``start`` documents, or the source raised a ValueError or a TypeError.
+            ValueError: fewer than ``start`` documents, another number of documents than at first, none where there
+                were some before, or the source raised a ValueError or a TypeError.
             RuntimeError: it raised anything else.
         """
         if self.size is None:
             yield from self._read_on(start, stop)
             return
+        if (now := len(self._documents)) != self.size:
+            raise ValueError(
+                f"documents has {now:,} entries now and had {self.size:,} when the PackedStream was built, which would "
+                f"read it short or too far. Build the PackedStream anew, or give a copy that does not change."
+            )
         if start > self.size:
             raise _too_few(start, self.size)
         order: Any = range(self.size) if shuffled is None else permutation(shuffled, self.size)
@@ -94,11 +104,22 @@ class Source:
                 if number >= start:
                     yield number, document
                 number += 1
+                self._most = max(self._most, number)
         finally:
             if callable(close := getattr(iterator, "close", None)):
                 close()
+        if not number and self._most:
+            raise ValueError(
+                f"documents gave {self._most:,} documents before and none now: something under it can be read only "
+                f"once. {AGAIN}"
+            )
         if number < start:
             raise _too_few(start, number)
+        if number < self._most:
+            log_once(
+                logging.WARNING,
+                f"PackedStream: documents gave {self._most:,} documents before and {number:,} now. {AGAIN}",
+            )
 
     def _begin(self) -> Iterator[Any]:
         try:

@@ -61,6 +61,11 @@ def from_state(state: Any, settings: Mapping[str, Any]) -> tuple[int, Position]:
         raise ValueError(
             f"state['load'] must have {settings['world_size']} entries, one a rank, got {shown(load)}. {REMEDY}"
         )
+    if crc32 is None and state["taken"]:
+        raise ValueError(
+            f"state['crc32'] is None, but {shown(state['taken'])} rows of a buffer were taken: which buffer that was "
+            f"cannot be checked. {REMEDY}"
+        )
     return _int(state, "epoch"), Position(
         document=_int(state, "document"),
         taken=_int(state, "taken"),

@@ -38,7 +38,7 @@ class Position:
     Attributes:
         document: where the oldest buffer starts that still has bins, or else the next buffer: documents read before.
         taken: bins of that buffer that were handed out.
-        crc32: of that buffer's tokens; None where it was not read yet.
+        crc32: of that buffer's tokens and targets; None where it was not read yet.
         load: [world_size], the tokens each rank has had beyond the rank with the fewest.
         counts: documents, empty and dropped up to ``document``; tokens, padding and steps up to this place.
     """
@@ -155,8 +155,8 @@ def make_steps(
             if buffer.crc32 != position.crc32 or position.taken > len(buffer.bins):
                 raise ValueError(
                     f"the documents from number {position.document} on are not those of the state (crc32 "
-                    f"{buffer.crc32}, in the state {position.crc32}): documents or tokenize have changed. Resume with "
-                    f"the same ones, or start the epoch anew."
+                    f"{buffer.crc32}, in the state {position.crc32}): documents, tokenize or targets have changed. "
+                    f"Resume with the same ones, or start the epoch anew."
                 )
             buffer.taken = position.taken
         first = False

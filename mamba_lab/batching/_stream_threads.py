@@ -33,6 +33,7 @@ class Stop:
     def __init__(self) -> None:
         self.requested = False
         self._threads: list[_Thread] = []
+        self._waits: list[SimpleQueue[bool]] = []
 
     def check(self) -> None:
         """Raise ``Stopped`` once a stop was requested."""
@@ -44,6 +45,16 @@ class Stop:
         thread = _Thread(target=target, args=args, name=f"mamba_lab {name}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def waits_for(self, free: SimpleQueue[bool]) -> None:
+        """A thread of this iteration waits for ``free`` when its reader is behind. ``request`` wakes it."""
+        self._waits.append(free)
+
+    def request(self) -> None:
+        """End all threads of this iteration, whichever of them was told to."""
+        self.requested = True
+        for free in self._waits:
+            free.put(False)
 
     def join(self) -> None:
         """Wait until all threads have ended. In one of a stream's threads this does nothing.
@@ -85,8 +96,9 @@ class Background(Iterator[T], Generic[T]):
         for _ in range(ahead):
             self._free.put(True)
         # The thread knows nothing of this object, so this object can be collected while the thread runs.
+        stop.waits_for(self._free)
         stop.start("stream", _produce, make, self._free, self._items, stop)
-        self.close = weakref.finalize(self, _end, self._free, stop, self._process)
+        self.close = weakref.finalize(self, _end, stop, self._process)
 
     def __next__(self) -> T:
         if self._ended:
@@ -134,10 +146,9 @@ def _produce(
     items.put((None, failed, True))
 
 
-def _end(free: SimpleQueue[bool], stop: Stop, process: int) -> None:
+def _end(stop: Stop, process: int) -> None:
     if os.getpid() == process:
-        stop.requested = True
-        free.put(False)
+        stop.request()
         stop.join()
 
 

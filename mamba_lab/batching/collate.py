@@ -11,7 +11,7 @@ import torch
 
 from mamba_lab.log import log_once
 
-from ._checks import INT32_MAX, IntsLike, as_host_ints, as_int, shown
+from ._checks import INT32_MAX, IntsLike, as_host_ints, as_int, as_token_id, shown
 from .batch import IGNORE, Batch
 from .boundaries import Boundaries
 from .plan import PackingPlan
@@ -136,7 +136,7 @@ def _fill(
     isolate: bool,
 ) -> Batch:
     """Lay pieces, given in row order, side by side and pad each row's end."""
-    pad_id = as_int(pad_id, "pad_id", minimum=0)
+    pad_id = as_token_id(pad_id, "pad_id")
     if n_rows * width > INT32_MAX:
         raise ValueError(f"{n_rows} rows of {width} positions exceed the int32 limit {INT32_MAX}. Use fewer rows.")
     targets = None if targets is None else _as_sequences(targets, "targets")

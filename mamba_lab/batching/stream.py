@@ -16,8 +16,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from ._checks import INT32_MAX, as_int, shown
-from ._stream_batch import Made, collate_bins, require_right_targets
+from ._checks import INT32_MAX, as_int, as_share, as_token_id, shown
+from ._stream_batch import Made, Taught, collate_bins, require_right_targets, require_targets
 from ._stream_buffer import PACKERS, Buffer, BufferSettings, MakeTargets, Packer, Tokenize, make_buffers
 from ._stream_source import Source
 from ._stream_state import from_state, start_of_epoch, to_state
@@ -74,11 +74,15 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         pad_id: the token id that fills the rest of a row. It marks nothing.
         pad_to_multiple_of: make the row length, otherwise ``capacity``, a multiple of this.
         check_batches: how many first batches of each iteration ``check_targets`` looks at before any of them is given
-            out; what it finds is an error. 0 leaves the check out.
+            out; a wrong target is an error. So are too few targets in the first batches of all ranks together, at the
+            start of an epoch; after a resume, or in an epoch of fewer batches, they are a warning. 0 leaves the check
+            out.
+        min_target_share: targets over tokens, under which targets are too few; 0 where only their lack counts.
 
     In a ``DataLoader`` use ``batch_size=None`` and ``num_workers`` 0 or 1. With 1 the stream lives in another process:
     take ``batch.stream_state``, not ``state_dict()`` and ``counts``; and call ``set_epoch`` before every epoch, since
-    this process cannot know that a restored place was used up (and leave ``persistent_workers`` off).
+    this process cannot know that a restored place was used up. Leave ``persistent_workers`` off: a worker that stays
+    hears neither ``set_epoch`` nor ``load_state_dict``, so it refuses a second epoch.
 
     Raises:
         ValueError: a bad argument, or documents that can be read only once. While iterating: a document that is no
@@ -106,6 +110,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         pad_id: int,
         pad_to_multiple_of: int | None = None,
         check_batches: int = 8,
+        min_target_share: float = 0.01,
     ) -> None:
         for name, function in (("tokenize", tokenize), ("targets", targets)):
             if function is not None and not callable(function):
@@ -117,7 +122,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             raise ValueError(f"shuffle must be True or False, got {shown(shuffle)}.")
         self.capacity = as_int(capacity, "capacity", minimum=1)
         self.rows = as_int(rows, "rows", minimum=1)
-        self.pad_id = as_int(pad_id, "pad_id", minimum=0)
+        self.pad_id = as_token_id(pad_id, "pad_id")
         multiple = 1 if pad_to_multiple_of is None else as_int(pad_to_multiple_of, "pad_to_multiple_of", minimum=1)
         self._multiple = None if pad_to_multiple_of is None else multiple
         self.width = -(-self.capacity // multiple) * multiple
@@ -134,6 +139,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         self.seed = as_int(seed, "seed", minimum=0)
         self.prefetch = as_int(prefetch, "prefetch", minimum=1)
         self.check_batches = as_int(check_batches, "check_batches", minimum=0)
+        self.min_target_share = as_share(min_target_share, "min_target_share")
         self._buffer = BufferSettings(
             capacity=self.capacity,
             packer=packer,
@@ -159,6 +165,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         }
         self.epoch = 0
         self._restored: Position | None = None
+        self._worker_began = False
         self._state: dict[str, Any] | None = None
         self._counts = StreamCounts()
 
@@ -170,7 +177,14 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
                 f"DataLoader has num_workers={info.num_workers}, and each would give every batch again. Use "
                 f"num_workers=1, and let the stream tokenise in threads: PackedStream(..., workers=4)."
             )
-        position, self._restored = self._restored or start_of_epoch(self.world_size), None
+        if info is not None and self._worker_began:
+            raise ValueError(
+                f"this DataLoader's worker has given epoch {self.epoch} already, and a worker that stays hears no "
+                f"set_epoch: the epoch would repeat. Use persistent_workers=False. (A loop of your own inside the "
+                f"worker calls set_epoch there.)"
+            )
+        self._worker_began = info is not None
+        position = self._restored or start_of_epoch(self.world_size)
         epoch, stop = self.epoch, Stop()
         self._counts = position.counts
         items: Generator[Item, None, None] | Background[Item]
@@ -180,6 +194,8 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             items = self._items(epoch, position, stop)
         try:
             for batch, after, self._counts in items:
+                if self._restored is position:  # kept until something came: a failed first step can be tried again
+                    self._restored = None
                 if batch is not None:
                     self._state = to_state(epoch, after, self._settings)
                     yield replace(batch, stream_state=to_state(epoch, after, self._settings))
@@ -194,6 +210,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next. The same epoch again keeps a position that was just restored."""
         epoch = as_int(epoch, "epoch", minimum=0)
+        self._worker_began = False
         if epoch != self.epoch:
             self.epoch, self._restored = epoch, None
 
@@ -215,21 +232,27 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken: the next iteration yields the batches that remain of its epoch.
 
-        ``workers``, ``prefetch``, ``check_batches`` and the rank may be others. Documents before that place are passed
-        over: at no cost where they are read by number, otherwise read but not tokenised.
+        ``workers``, ``prefetch``, ``check_batches``, ``min_target_share`` and the rank may be others. Documents before
+        that place are passed over: at no cost where they are read by number, otherwise read but not tokenised.
+
+        What is compared: the settings; how many documents there are, where they are read by number; and, when the next
+        iteration reads it, the ids and targets of the one buffer in which the place lies. Other documents are not
+        compared: keep them as they were. A place between two buffers has nothing to compare.
 
         Raises:
-            ValueError: the state belongs to other documents or settings (then nothing changes), or is incomplete. That
-                the documents have changed may be found only when the next iteration reads them.
+            ValueError: the state has other settings or is incomplete (then nothing changes). While iterating: its
+                buffer has changed, or there are too few documents.
         """
         self.epoch, self._restored = from_state(state, self._settings)
+        self._worker_began = False
         self._state = to_state(self.epoch, self._restored, self._settings)
         self._counts = self._restored.counts
 
     def _items(self, epoch: int, position: Position, stop: Stop) -> Generator[Item, None, None]:
         """Batches with the places after them; the first few only when all of them were checked."""
         held: list[tuple[Made, Position, StreamCounts]] = []
-        unchecked = self.check_batches
+        unchecked, taught = self.check_batches, Taught()
+        from_start = position == start_of_epoch(self.world_size)
         with closing(self._buffers(epoch, position.document, stop)) as buffers:
             steps = make_steps(buffers, position, rows=self.rows, capacity=self.capacity, width=self.width)
             for step in steps:
@@ -237,10 +260,14 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
                 if step.ranks is not None:
                     made = collate_bins(step.ranks[self.rank], self.capacity, self.pad_id, self._multiple)
                     held.append((made, step.after, step.counts))
+                    if unchecked:
+                        taught.add(step.ranks)
                 if len(held) < unchecked and step.ranks is not None:
                     continue
                 if unchecked and held:
                     require_right_targets([made for made, _, _ in held], self.pad_id, self.rank)
+                    whole = from_start and taught.steps == self.check_batches
+                    require_targets(taught, self.min_target_share, whole=whole)
                     unchecked = 0
                 for (batch, _), after, counts in held:
                     yield batch, after, counts

@@ -24,8 +24,10 @@ from stream_help import (
 )
 
 from mamba_lab.batching import Batch, StreamCounts, check_targets, make_targets
-from mamba_lab.batching._stream_buffer import Bin, Tokens
+from mamba_lab.batching._stream_batch import Taught
+from mamba_lab.batching._stream_buffer import Bin, BufferSettings, Tokens, make_buffers
 from mamba_lab.batching._stream_steps import _emptiest, spread
+from mamba_lab.batching._stream_threads import Stop
 from mamba_lab.lengths import published_lengths
 
 PACKERS = ("greedy", "sequential", "best_fit")
@@ -362,3 +364,57 @@ def test_the_state_is_small_and_equal_on_every_rank() -> None:
         assert one.stream_state == other.stream_state
         assert one.stream_state is not other.stream_state
         assert len(json.dumps(one.stream_state)) < 700
+
+
+LONG_PROMPTS = [([1] * 300, make_targets([1] * 300, "prompt", prompt_length=298))] * 10
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_few_targets_at_the_start_of_an_epoch(workers: int) -> None:
+    chosen: dict[str, Any] = {"capacity": 300, "workers": workers}
+    with pytest.raises(ValueError, match=r"(?s)first 8 steps of all ranks:\n- nearly all masked: .*min_target_share"):
+        list(stream(LONG_PROMPTS, **chosen))
+    for lower in (0, 0.006):
+        assert len(list(stream(LONG_PROMPTS, min_target_share=lower, **chosen))) == 10
+    # Fewer batches than are looked at say less, and so does what remains after a resume.
+    assert len(list(stream(LONG_PROMPTS[:5], **chosen))) == 5
+
+
+def test_a_masked_rest_of_an_epoch_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    documents = [([1, 2, 3, 4], [2, 3, 4, -100]), ([*range(1, 9)], [2, 3, 4, -100, *[-100] * 4])]
+    one = stream(documents, 4, shuffle=False)
+    state: Any = [batch.stream_state for batch in one][1]
+    assert caplog.text == ""
+    one.load_state_dict(state)
+    (batch,) = one
+    assert batch.n_target_tokens == 0
+    assert "few targets in the first step of all ranks after this start: all masked: none of 4 tokens" in caplog.text
+
+
+def test_every_rank_decides_alike_whether_there_are_targets() -> None:
+    # One rank's rows teach nothing: documents of one token. All rows together teach enough.
+    half = all_ranks([[5], [1] * 100], 2, capacity=128, check_batches=1)
+    assert sorted(batches[0].n_target_tokens for batches in half) == [0, 99]
+    for rank in range(2):
+        with pytest.raises(
+            ValueError, match=r"(?s)in the first step of all ranks:\n- nearly all masked: only 2 of 301"
+        ):
+            list(stream([*LONG_PROMPTS[:1], [5]], 300, rank=rank, world_size=2, check_batches=1))
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=12),
+    own=st.booleans(),
+    overflow=st.sampled_from(["split", "truncate"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_counted_before_a_batch_is_made_is_what_batches_hold(documents: Any, own: bool, overflow: Any) -> None:
+    if own:
+        documents = [(ids, make_targets(ids, "assistant", said=[token == 1 for token in ids])) for ids in documents]
+    settings = BufferSettings(16, "greedy", 100, overflow, 0, None, None)
+    (buffer,) = make_buffers(iter(enumerate(documents)), 0, settings, None, Stop())
+    taught = Taught()
+    taught.add([buffer.bins[::2], buffer.bins[1::2]])
+    made = stream(documents, 16, buffer_size=100, overflow=overflow, check_batches=0)
+    assert taught.targets == sum(batch.n_target_tokens for batch in made)
+    assert (taught.tokens, taught.steps) == (made.counts.tokens, 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,8 @@ from mamba_lab.batching import PackedStream
         ({"prefetch": 0}, "prefetch must be at least 1"),
         ({"pad_id": -1}, "pad_id must be at least 0"),
         ({"pad_id": None}, "pad_id must be an integer"),
+        ({"pad_id": 2**63}, "pad_id is 9223372036854775808, above the int64 limit"),
+        ({"min_target_share": 2}, "min_target_share must lie between 0 and 1"),
         ({"pad_to_multiple_of": 0}, "pad_to_multiple_of must be at least 1"),
         ({"check_batches": -1}, "check_batches must be at least 0"),
         ({"tokenize": "gpt2"}, "tokenize must be a function, got 'gpt2'"),
@@ -145,7 +148,7 @@ def test_a_series_is_read_by_place() -> None:
         ([[1, 2]], "document 2, token ids must have one dimension"),
         ([4, -3], r"document 2, token ids\[1\] is -3: token ids are never negative"),
         ("a text", "document 2 is a str, not token ids. Give tokenize.*encode"),
-        (SimpleNamespace(text="a"), "document 2 is a SimpleNamespace, not token ids"),
+        (SimpleNamespace(text="a"), "document 2 is a SimpleNamespace, not token ids.*such as tokenize_document from"),
         (None, "document 2, token ids must be a list"),
         (([1, 2], [2]), "document 2 has 2 tokens, but 1 targets"),
         (([1, 2], [2, -1]), r"document 2, targets\[1\] is -1.*-100 alone"),
@@ -178,3 +181,44 @@ def test_a_bad_epoch() -> None:
     one = stream([[PAD]])
     with pytest.raises(ValueError, match="epoch must be at least 0"):
         one.set_epoch(-1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("n", [5, 20])
+def test_a_list_that_has_changed_its_size(workers: int, n: int) -> None:
+    documents = [[1] * 4 for _ in range(10)]
+    one = stream(documents, workers=workers)
+    documents[:] = [[1] * 4 for _ in range(n)]
+    with pytest.raises(
+        ValueError, match=rf"documents has {n} entries now and had 10 when.*Build the PackedStream anew"
+    ):
+        list(one)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("broken_off", [False, True])
+def test_an_exhausted_source_behind_a_fresh_wrapper(workers: int, broken_off: bool) -> None:
+    under = (document for document in [[1] * 32] * 10)
+    one = stream(lambda: itertools.chain(under), workers=workers, check_batches=0, buffer_size=20)
+    if broken_off:
+        next(iter(one))
+    else:
+        assert len(list(one)) == 10
+    with pytest.raises(ValueError, match=r"documents gave 10 documents before and none now: .*can be read only once"):
+        list(one)
+    # Nothing from the start is no mistake, and neither is something after nothing.
+    filled: list[Any] = []
+    one = stream(lambda: iter(filled))
+    assert list(one) == []
+    filled.append([1, 2])
+    assert len(list(one)) == 1
+
+
+def test_a_source_that_gives_fewer_documents_than_before(caplog: pytest.LogCaptureFixture) -> None:
+    documents = [[1] * 32] * 11
+    one = stream(lambda: iter(documents), check_batches=0)
+    assert len(list(one)) == 11
+    assert caplog.text == ""
+    documents.pop()
+    assert len(list(one)) == 10
+    assert "documents gave 11 documents before and 10 now" in caplog.text

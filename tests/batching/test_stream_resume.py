@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_help import OneAfterAnother, contents, corpus, some_lengths, stream
 
-from mamba_lab.batching import PackedStream
+from mamba_lab.batching import PackedStream, make_targets
 
 
 def everything(one: PackedStream) -> tuple[list[Any], list[Any]]:
@@ -200,7 +200,9 @@ def test_changed_documents_are_found_out() -> None:
     changed[12][3] += 1
     other = stream(changed, shuffle=False)
     other.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"from number 10 on are not those of the state.*documents or tokenize have"):
+    with pytest.raises(
+        ValueError, match=r"from number 10 on are not those of the state.*documents, tokenize or targets have"
+    ):
         list(other)
     for source in (OneAfterAnother(documents), OneAfterAnother(documents[:9]), OneAfterAnother(documents[:10])):
         other = stream(source, shuffle=False)
@@ -234,6 +236,7 @@ def test_what_is_no_state() -> None:
         (state | {"load": [0.5]}, r"state\['load'\] must be an integer"),
         (state | {"counts": {}}, r"state\['counts'\] must have documents, empty"),
         (state | {"crc32": "a"}, r"state\['crc32'\] must be an integer"),
+        (state | {"crc32": None, "taken": 3}, r"state\['crc32'\] is None, but 3 rows of a buffer were taken"),
     ):
         with pytest.raises(ValueError, match=message):
             one.load_state_dict(wrong)
@@ -244,3 +247,39 @@ def test_what_is_no_state() -> None:
     one.load_state_dict(state | {"taken": 99})
     with pytest.raises(ValueError, match="are not those of the state"):
         list(one)
+
+
+def test_other_targets_are_found_out() -> None:
+    documents = corpus([20] * 40)
+    state: Any = [batch.stream_state for batch in stream(documents, shuffle=False)][13]
+    # The next token, whether it is left to the stream or made outside, is the same.
+    same = stream(documents, shuffle=False, targets=lambda _, ids: make_targets(ids))
+    same.load_state_dict(state)
+    assert len(list(same)) == 26
+    other = stream(documents, shuffle=False, targets=lambda _, ids: make_targets(ids, "prompt", prompt_length=5))
+    other.load_state_dict(state)
+    with pytest.raises(ValueError, match="are not those of the state"):
+        list(other)
+
+
+def test_a_failed_first_step_keeps_the_place() -> None:
+    documents = corpus([32] * 40)
+    failing = [True]
+
+    def tokenize(document: Any) -> Any:
+        if failing[0]:
+            raise OSError("gone")
+        return document
+
+    for workers in (0, 2):
+        one = stream(documents, tokenize=tokenize, workers=workers)
+        failing[0] = False
+        whole = everything(one)[0]
+        one.load_state_dict(whole[12][1])
+        failing[0] = True
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="tokenize failed: OSError"):
+                list(one)
+        failing[0] = False
+        assert everything(one)[0] == whole[13:]
+        assert everything(one)[0] == whole

@@ -402,3 +402,39 @@ def test_a_reader_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch, cap
     running.close()
     assert "still inside the documents or tokenize after 0.05 seconds" in caplog.text
     release.set()
+
+
+FULL = """
+import time
+from mamba_lab.batching import PackedStream
+batches = iter(PackedStream([[1, 2, 3]] * 50_000, 64, pad_id=0, buffer_size=64))
+next(batches)
+time.sleep(0.3)
+"""
+
+
+def test_the_program_ends_while_the_threads_wait_for_their_reader() -> None:
+    # What was made last is ended first: the thread that reads, which waits for nobody but is waited for.
+    result = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_a_worker_that_stays_refuses_a_second_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = stream(corpus([32] * 10))
+    assert len(list(one)) == len(list(one)) == 10
+    monkeypatch.setattr("torch.utils.data.get_worker_info", lambda: SimpleNamespace(num_workers=1))
+    assert len(list(one)) == 10
+    with pytest.raises(ValueError, match=r"has given epoch 0 already.*persistent_workers=False"):
+        list(one)
+    # A loop of one's own inside the worker names its epoch, be it the same, or restores a place.
+    one.set_epoch(0)
+    batches = list(one)
+    one.load_state_dict(batches[3].stream_state)  # type: ignore[arg-type]
+    assert len(list(one)) == 6
+
+
+def test_persistent_workers() -> None:
+    loader: Any = DataLoader(stream(corpus([32] * 10)), batch_size=None, num_workers=1, persistent_workers=True)
+    assert len(list(loader)) == 10
+    with pytest.raises(ValueError, match="persistent_workers=False"):
+        list(loader)
