@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mamba_lab.document import Document
-from mamba_lab.tokenizer import Tokenizer, load_tokenizer, role_token
+from mamba_lab.tokenizer import ROLES, Tokenizer, load_tokenizer, role_token
 
 __all__ = ["DocumentTokens", "mark_said", "said_by", "tokenize_document", "tokenize_documents"]
 
@@ -31,9 +31,13 @@ class DocumentTokens(NamedTuple):
 
 
 def tokenize_documents(documents: Iterable[Document], tokenizer: Tokenizer | None = None) -> DocumentTokens:
-    """Every document's tokens, encoded on all cores."""
+    """Every document's tokens, encoded on all cores.
+
+    Raises:
+        ValueError: what is no Document, or a turn of an unknown role.
+    """
     tokenizer = tokenizer or load_tokenizer()
-    documents = list(documents)
+    documents = [_checked(document) for document in documents]
     pieces = [piece for d in documents for piece in ([t.text for t in d.turns] if d.turns is not None else [d.text])]
     encoded = iter(tokenizer.encode_batch(pieces))
     result = DocumentTokens([], [])
@@ -49,6 +53,21 @@ def tokenize_documents(documents: Iterable[Document], tokenizer: Tokenizer | Non
         result.ids.append(ids)
         result.turn_starts.append(starts)
     return result
+
+
+def _checked(document: Document) -> Document:
+    if not isinstance(document, Document):
+        raise ValueError(
+            f"{document!r:.60} is a {type(document).__name__}, expected a Document: "
+            f'Document(text, "its id", "its source"). For the ids of a text call load_tokenizer().encode(text).'
+        )
+    for number, turn in enumerate(document.turns or ()):
+        if turn.role not in ROLES:
+            raise ValueError(
+                f"document {document.id!r} (from {document.source}): turns[{number}] has the role {turn.role!r}, "
+                f"expected one of {', '.join(ROLES)}."
+            )
+    return document
 
 
 def tokenize_document(document: Document, tokenizer: Tokenizer | None = None) -> npt.NDArray[np.int32]:

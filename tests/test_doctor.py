@@ -34,7 +34,7 @@ def test_the_report_covers_everything_and_this_machine_runs_the_course(capsys: p
     assert parts == [
         *("Python", "PyTorch", "extra train", "extra course", "data", "processor", "GPU", "C++ compiler", "nvcc"),
         *("Triton", "backend reference", "backend cpu", "backend triton", "backend cuda", "cache"),
-        *("peer mamba-ssm", "peer causal-conv1d", "peer mambapy", "peer transformers"),
+        *("peer mamba-ssm", "peer causal-conv1d", "peer mambapy", "peer trl", "peer numba", "peer transformers"),
     ]
     assert report.ok, [row for row in report if row.state == "broken"]
     for row in report:

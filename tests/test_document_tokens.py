@@ -75,3 +75,15 @@ def test_a_document_without_turns_and_an_unknown_role() -> None:
     with pytest.raises(ValueError, match="role is 'robot': expected one of user, assistant, system"):
         said_by(TALK, "robot")
     assert Corpus([], "test").said_by() == []
+
+
+def test_what_is_no_document_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'We cook' is a str, expected a Document: .*load_tokenizer\(\)\.encode"):
+        tokenize_document("We cook")  # type: ignore[arg-type]
+    odd = Document("x", "c", "test", (Turn("user", "We"), Turn("tool", "cook")))
+    for call in (tokenize_document, said_by, lambda document: Corpus([document], "test").tokenize()):
+        with pytest.raises(
+            ValueError,
+            match=r"document 'c' \(from test\): turns\[1\] has the role 'tool', expected one of user, assistant,",
+        ):
+            call(odd)

@@ -46,7 +46,7 @@ def as_host_ints(values: IntsLike, name: str, *, rows: bool = False) -> IntArray
 
     One dimension, or with ``rows`` one or two. Every value fits int64.
     """
-    array = _tensor_on_host(values, name) if isinstance(values, torch.Tensor) else _array_on_host(values, name)
+    array = tensor_on_host(values, name) if isinstance(values, torch.Tensor) else _array_on_host(values, name)
     if array.ndim != 1 and not (rows and array.ndim == 2):
         wanted = "be [T] or [B, L]" if rows else "have one dimension"
         raise ValueError(f"{name} must {wanted}, got shape {tuple(array.shape)}.")
@@ -89,13 +89,23 @@ def shown(value: object) -> str:
     return f"{text[:57]}..." if len(text) > 60 else text
 
 
-def _tensor_on_host(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
+def refuse_masked(values: object, name: str) -> None:
+    """Refuse NumPy's masked arrays, of which ``np.asarray`` forgets the mask."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise ValueError(
+            f"{name} must be a plain array, got a masked array, whose masked entries would count as values. "
+            f"Use .compressed() or .filled(value)."
+        )
+
+
+def tensor_on_host(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
+    """A plain tensor's values; what lies elsewhere or is stored otherwise is refused."""
     if tensor.device.type == "meta":
         raise ValueError(f"{name} must lie on the host, got a tensor on meta, which has no values. Give a real tensor.")
     if tensor.device.type != "cpu":
         raise ValueError(
             f"{name} must lie on the host, got a tensor on {tensor.device}. "
-            f"Keep lengths as a list or array, or call .cpu() yourself (that waits for the GPU)."
+            f"Keep it as a list or array, or call .cpu() yourself (that waits for the GPU)."
         )
     if tensor.layout != torch.strided or tensor.is_quantized:
         raise ValueError(f"{name} must be a plain dense tensor, got {tensor.dtype} of layout {tensor.layout}.")
@@ -104,11 +114,7 @@ def _tensor_on_host(tensor: torch.Tensor, name: str) -> np.ndarray[Any, Any]:
 
 
 def _array_on_host(values: Any, name: str) -> np.ndarray[Any, Any]:
-    if isinstance(values, np.ma.MaskedArray):
-        raise ValueError(
-            f"{name} must be a plain array, got a masked array, whose masked entries would count as values. "
-            f"Use .compressed() or .filled(value)."
-        )
+    refuse_masked(values, name)
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, OverflowError, RuntimeError) as error:

@@ -149,10 +149,12 @@ class PackingPlan:
             yield pieces[first:last]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to ``path``, an .npz file of 16 bytes a piece and 8 a bin. It replaces a file that is there.
+        """Write the plan to ``path``, an .npz file of 16 bytes a piece and 8 a bin. It replaces a file that is there;
+        through a link, the file that the link names.
 
         Raises:
             OSError: the file cannot be written; an earlier one is then as it was.
+            ValueError: ``path`` is no path, or a folder or device.
         """
         write_plan(path, {field: getattr(self, field) for field in self.__dataclass_fields__})
 
@@ -162,7 +164,8 @@ class PackingPlan:
 
         Raises:
             OSError: the file cannot be opened.
-            ValueError: it holds no plan, or a wrong one. The message names the file and the reason.
+            ValueError: ``path`` is no path; it holds no plan, or a wrong one. The message names the file and the
+                reason.
         """
         values = read_plan(path)
         try:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from ._checks import IntsLike, as_host_ints, as_int, shown
+from ._checks import IntsLike, as_host_ints, as_int, refuse_masked, shown, tensor_on_host
 from .batch import IGNORE
 
 BoolsLike: TypeAlias = "Sequence[bool] | np.ndarray[Any, Any] | torch.Tensor"
@@ -82,11 +82,10 @@ def as_bools(values: BoolsLike, name: str, n: int, entry: str) -> np.ndarray[Any
     wanted = f"{name} must be bool [{n}], one entry a {entry}"
     array: np.ndarray[Any, Any]
     if isinstance(values, torch.Tensor):
-        if values.device.type != "cpu":
-            raise ValueError(f"{name} must lie on the host, got a tensor on {values.device}. Call .cpu() yourself.")
         if values.dtype == torch.bool and tuple(values.shape) == (n,):
-            return values.detach().numpy()
+            return tensor_on_host(values, name)
         raise ValueError(f"{wanted}, got {values.dtype} {list(values.shape)}.")
+    refuse_masked(values, name)
     try:
         array = np.asarray(values)
     except ValueError:  # rows of different lengths

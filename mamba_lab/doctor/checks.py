@@ -27,6 +27,8 @@ PEERS = {
     "mamba-ssm": "conda env create -f environment-peers.yml (needs a GPU)",
     "causal-conv1d": "conda env create -f environment-peers.yml (needs a GPU)",
     "mambapy": "pip install 'mamba-lab[peers]'",
+    "trl": "pip install 'mamba-lab[peers]'",
+    "numba": "pip install 'mamba-lab[peers]'",
     "transformers": "pip install transformers",
 }
 

@@ -202,6 +202,7 @@ def test_arrays_and_tensors_of_any_integer_type(dtype: object) -> None:
         ({"sequences": [torch.zeros(2, dtype=torch.bfloat16)], "pad_id": 0}, r"sequences\[0\].* got torch.bfloat16"),
         ({"sequences": [[1]], "pad_id": -1}, "pad_id must be at least 0"),
         ({"sequences": [[1]], "pad_id": None}, "pad_id must be an integer"),
+        ({"sequences": [[1]], "pad_id": 2**63}, "pad_id is 9223372036854775808, above the int64 limit"),
         ({"sequences": [[1]], "pad_id": 0, "indices": [0, 1]}, r"indices\[1\] is 1, but there are 1"),
         ({"sequences": [[1]], "pad_id": 0, "indices": [-1]}, r"indices\[0\] is -1"),
         ({"sequences": [[1]], "pad_id": 0, "pad_to_multiple_of": 0}, "pad_to_multiple_of must be at least 1"),

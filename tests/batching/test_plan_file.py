@@ -119,3 +119,34 @@ def test_damage_is_found_or_harmless(tmp_path_factory: pytest.TempPathFactory, d
         assert "plan.npz is no plan" in str(error)  # noqa: PT017
     else:
         assert list(found.bins()) == list(plan.bins())
+
+
+def test_what_cannot_be_written_is_named_as_it_was_given(tmp_path: Path) -> None:
+    plan = pack_sequential([3], 8)
+    with pytest.raises(FileNotFoundError, match=r"no such folder.plan\.npz'$"):
+        plan.save(tmp_path / "no such folder" / "plan.npz")
+    for path in (tmp_path, os.devnull):
+        with pytest.raises(ValueError, match=r"which is no file\. Name the file in it"):
+            plan.save(path)
+    for wrong in ("", 3, None, b"plan.npz"):
+        for call in (plan.save, PackingPlan.load):
+            with pytest.raises(ValueError, match="path must be the name of a file, a str or a Path, got"):
+                call(wrong)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_name_as_long_as_names_can_be(tmp_path: Path) -> None:
+    path = tmp_path / ("p" * 251 + ".npz")
+    pack_sequential([3], 8).save(path)
+    assert PackingPlan.load(path).n_tokens == 3
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    file, link = tmp_path / "folder" / "file.npz", tmp_path / "link.npz"
+    link.symlink_to(Path("folder", "file.npz"))
+    for tokens in (3, 4):  # the file is not there at first
+        pack_sequential([tokens], 8).save(link)
+        assert link.is_symlink()
+        assert PackingPlan.load(file).n_tokens == tokens
+    assert os.listdir(tmp_path / "folder") == ["file.npz"]

@@ -382,9 +382,9 @@ def test_few_targets_at_the_start_of_an_epoch(workers: int) -> None:
 
 def test_a_masked_rest_of_an_epoch_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     documents = [([1, 2, 3, 4], [2, 3, 4, -100]), ([*range(1, 9)], [2, 3, 4, -100, *[-100] * 4])]
-    one = stream(documents, 4, shuffle=False)
-    state: Any = [batch.stream_state for batch in one][1]
+    state: Any = [batch.stream_state for batch in stream(documents, 4, shuffle=False)][1]
     assert caplog.text == ""
+    one = stream(documents, 4, shuffle=False, check_batches=1)
     one.load_state_dict(state)
     (batch,) = one
     assert batch.n_target_tokens == 0

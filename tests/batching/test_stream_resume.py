@@ -283,3 +283,13 @@ def test_a_failed_first_step_keeps_the_place() -> None:
         failing[0] = False
         assert everything(one)[0] == whole[13:]
         assert everything(one)[0] == whole
+
+
+def test_a_place_restored_while_another_iteration_runs_is_kept() -> None:
+    one = stream(corpus([32] * 20))
+    whole = everything(one)[0]
+    running = iter(one)
+    next(running)
+    one.load_state_dict(whole[14][1])
+    next(running)
+    assert everything(one)[0] == whole[15:]
