@@ -65,6 +65,9 @@ def row_with_forms(
         y = ax.get_ylim()[0]
         margin = -ax.get_xlim()[0]
         _name(ax, "token", y - margin - 0.5)
+        filled = rows[0].pieces[-1].end if rows[0].pieces else 0
+        if boundaries and 0 < filled < length:
+            _wall(ax, filled, y - margin - 1)
         # Padding is a sequence too, so a wall stands before it.
         starts = [piece.end for piece in rows[0].pieces if piece.end < length] if boundaries else []
         for name, values in below.items():
@@ -82,6 +85,12 @@ def row_with_forms(
 
 def _name(ax: Axes, name: str, y: float) -> None:
     ax.text(-0.3, y, name, ha="right", va="center_baseline", fontsize=TEXT, color=INK, parse_math=False)
+
+
+def _wall(ax: Axes, x: float, y: float) -> None:
+    """What stands before a sequence, here before padding: it is one, too."""
+    ax.plot([x, x], [y - 0.2, y + 1.06], color=INK, linewidth=3.2, linestyle="-", solid_capstyle="butt", zorder=5)
+    ax.text(x, y - 0.24, "reset", ha="center", va="bottom", fontsize=SMALL, color=MUTED)
 
 
 def _cells(ax: Axes, y: float, values: Sequence[object], crossed: Collection[int], room: float) -> None:

@@ -70,7 +70,11 @@ def batch_painter_static(schemes: Sequence[str] | None = None, *, capacity: int 
     for name in _names(schemes):
         scheme = _scheme(name, capacity, buffer)
         used = f", {scheme.capacity} {capacity}" if scheme.capacity else ""
-        panels.append(Panel(f"{_capital(name)}{used}", scheme.plans(LENGTHS, capacity, buffer), scheme.boundaries))
+        # The picture of all schemes has no room for the number.
+        title = _capital(name)
+        if schemes is not None and name == "packed from a buffer":
+            title = f"From a buffer of {buffer}"
+        panels.append(Panel(f"{title}{used}", scheme.plans(LENGTHS, capacity, buffer), scheme.boundaries))
     lines = [tuple(range(i, min(i + 2, len(panels)))) for i in range(0, len(panels), 2)]
     return draw_panels(panels, lines)
 

@@ -54,6 +54,13 @@ def test_walls_stand_at_starts_padding_too() -> None:
     assert walls(row_with_forms(PACK, {"a": [""] * 16}, boundaries=False).axes[0]) == []
 
 
+def test_padding_begins_with_a_reset() -> None:
+    resets = [text.get_position()[0] for text in row_with_forms(PADDED, {}).axes[0].texts if text.get_text() == "reset"]
+    assert sorted(resets) == [3, 5]
+    unknown = row_with_forms(PADDED, {}, boundaries=False).axes[0]
+    assert "reset" not in [text.get_text() for text in unknown.texts]
+
+
 def test_wrong_values_are_struck_out() -> None:
     fig = row_with_forms(PACK, {"a": list(range(16)), "b": list(range(16))}, crossed={"b": [3, 5]})
     cells = [p for p in fig.axes[0].patches if p.get_gid() == "crossed"]

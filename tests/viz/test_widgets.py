@@ -129,6 +129,7 @@ def test_the_static_painter_shows_the_schemes_it_is_given() -> None:
     assert "67% valid" in [t.get_text() for t in shown.texts]
     assert len(headings(batch_painter_static())) == len(SCHEMES)
     two, four = (batch_painter_static(["packed from a buffer"], capacity=9, buffer=n) for n in (2, 4))
+    assert headings(four) == ["From a buffer of 4, capacity 9"]
     assert ["59% valid" in t.get_text() for f in (two, four) for t in f.texts if "valid" in t.get_text()] == [
         True,
         False,
