@@ -242,6 +242,11 @@ class Exercise:
             return mistake.name, mistake.message
         return None
 
+    def _called(self) -> str:
+        """The name under which a notebook imports this check."""
+        modules = [m for name, m in list(sys.modules.items()) if name.startswith("mamba_lab.exercises.nb")]
+        return next((name for m in modules for name, value in vars(m).items() if value is self), "check_...")
+
     def _result(
         self, name: str, message: str, number: int | None = None, outcome: Outcome | None = None
     ) -> CheckResult:
@@ -253,7 +258,7 @@ class Exercise:
         if outcome is not None and known and outcome.error is not None:
             notes.insert(0, f"It raised {outcome.error}: {outcome.message}")
         if self.hints and name != NOT_SOLVED:
-            notes.append(f"For a hint ({len(self.hints)} in all), call the check's hint: check_...hint().")
+            notes.append(f"For a hint ({len(self.hints)} in all), run {self._called()}.hint().")
         got = NOTHING if outcome is None or outcome.error is not None else outcome.value
         card = Card(
             False,

@@ -93,6 +93,10 @@ def _unshifted(turns: Turns) -> list[int]:
     return [token if role == "assistant" and k else _NONE for role, turn in turns for k, token in enumerate(turn)]
 
 
+def _unshifted_with_role(turns: Turns) -> list[int]:
+    return [token if role == "assistant" else _NONE for role, turn in turns for token in turn]
+
+
 def _all_targets(turns: Turns) -> list[int]:
     return _targets([token for _, turn in turns for token in turn])
 
@@ -132,14 +136,14 @@ check_assistant_targets = Exercise(
         ),
         Mistake(
             "first word missing",
-            "The assistant's first word is predicted at its role token, and that position has -100 here. Mask by what "
-            "is predicted, not by where it is predicted.",
+            "The assistant's first word is predicted at its role token, and that position has -100 here. A "
+            "position has a target when its next token is the assistant's.",
             wrong=lambda turns: _conversation(turns, lambda n, place: place >= 1),
         ),
         Mistake(
             "teaches who speaks next",
-            "The assistant's role token is a target here. It is given, not said: the program sets it when it is the "
-            "assistant's turn.",
+            "The assistant's role token is a target here, at the end of the turn before. It is given, not said: the "
+            "program sets it when it is the assistant's turn.",
             wrong=lambda turns: _conversation(turns, lambda n, place: True),
         ),
         Mistake(
@@ -150,8 +154,9 @@ check_assistant_targets = Exercise(
         ),
         Mistake(
             "not shifted",
-            "The assistant's words stand at their own positions. Position i must predict token i + 1.",
-            wrong=_unshifted,
+            "These are the assistant's own tokens, each at its own position. Position i must predict token i + 1: "
+            "shift the whole conversation first, and mask after.",
+            when=lambda answer, turns: answer in (_unshifted_with_role(turns), _unshifted(turns)),
         ),
         Mistake(
             "everything teaches",
@@ -178,9 +183,10 @@ check_assistant_targets = Exercise(
     hints=(
         "First join all turns and make the plain targets. Then decide which of them stay.",
         "Where is the assistant's first word predicted? And the role token that ends its turn?",
-        "Both positions stand in the assistant's own turn. So a target stays exactly where the input stands in one.",
+        "Both positions stand in the assistant's own turn: go by the role of the turn that a position stands in.",
     ),
-    lesson="A target stays where the input stands in the assistant's turn, from its role token to its last word.",
+    lesson="A position has a target when its next token is the assistant's: its words, and the role token that ends "
+    "its turn.",
 )
 
 

@@ -143,6 +143,14 @@ check_batch_cu_seqlens = Exercise(
             ],
         ),
         Mistake(
+            "one list a row",
+            "This is one list for each row. The batch is one line of rows, end to end: its places are one flat list, "
+            "from 0 to rows times capacity.",
+            when=lambda answer, rows, capacity: (
+                isinstance(answer, list) and len(answer) == len(rows) and all(isinstance(row, list) for row in answer)
+            ),
+        ),
+        Mistake(
             "begins again in each row",
             "The places count in the flattened batch: row r begins at r times capacity.",
             when=lambda answer, rows, capacity: (

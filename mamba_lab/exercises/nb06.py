@@ -182,6 +182,14 @@ check_first_fit_decreasing = Exercise(
             wrong=_indices,
         ),
         Mistake(
+            "order inside a row",
+            "The rows hold the right documents. Leave each row in the order in which it took them, the longest first, "
+            "and the rows in the order in which they were opened.",
+            when=lambda answer, lengths, capacity: (
+                sorted(map(sorted, answer)) == sorted(map(sorted, _first_fit_decreasing(lengths, capacity)))
+            ),
+        ),
+        Mistake(
             "a row above capacity",
             "A row holds more than fits. The room of a row is capacity - sum(row): ask it anew for each document.",
             when=_over_capacity,
@@ -214,6 +222,8 @@ check_least_rows = Exercise(
         case(lengths=[2, 2], capacity=4),
         case(lengths=[4, 2, 7, 3], capacity=9),
         case(lengths=[1] * 9, capacity=4),
+        case(lengths=[3] * 5, capacity=8),
+        case(lengths=[4, 4, 3, 3, 3, 3], capacity=10),
         case(lengths=[5, 5, 5, 6], capacity=9),
         case(lengths=[1025] * 6 + [3] * 40, capacity=2048),
         case(lengths=[1024] * 6 + [900] * 9, capacity=2048),
@@ -248,6 +258,12 @@ check_least_rows = Exercise(
             "the smaller of both",
             "No packing gets below either number. So it gets below neither: take the larger one.",
             wrong=lambda lengths, capacity: min(-(-sum(lengths) // capacity), sum(2 * n > capacity for n in lengths)),
+        ),
+        Mistake(
+            "best fit's count",
+            "These are the rows that best fit makes: it can be done with so many. A lower bound says with how few it "
+            "can not be done: reason from the tokens and the long documents.",
+            wrong=lambda lengths, capacity: len(_pack(sorted(lengths, reverse=True), capacity, _tightest)),
         ),
         Mistake(
             "one row a document",

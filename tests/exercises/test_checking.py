@@ -444,3 +444,10 @@ def test_without_ipython_and_matplotlib_a_check_prints() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("✗ Double: Not solved yet")
+
+
+def test_a_wrong_answer_names_the_hint_by_the_name_that_the_notebook_imports() -> None:
+    from mamba_lab.exercises.nb04 import check_targets_of
+
+    assert "run check_targets_of.hint()." in check_targets_of.run(list).card.to_text()
+    assert "run check_....hint()." in build(hints=("a",)).run(lambda x: -1).card.to_text()

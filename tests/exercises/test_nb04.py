@@ -114,6 +114,17 @@ def test_assistant_targets_wrong_answers():
     )
 
 
+def test_the_assistants_tokens_unshifted_are_named_with_and_without_the_role_token():
+    def by_role(turns):
+        owners = [role for role, turn in turns for _ in turn]
+        ids = [token for _, turn in turns for token in turn]
+        return [token if owner == "assistant" else -100 for token, owner in zip(ids, owners, strict=True)]
+
+    result = check_assistant_targets.run(by_role)
+    assert result.mistake == "not shifted"
+    assert "shift the whole conversation first" in result.message
+
+
 def rebuilt(ids, targets, lengths):
     right, start = [], 0
     for n in lengths:

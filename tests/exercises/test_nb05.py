@@ -145,6 +145,9 @@ def test_batch_cu_seqlens_wrong_answers():
             "padding belongs to the last sequence": runs_on,
             "an empty sequence at the end of a full row": loop(guard=False),
             "begins again in each row": loop(offset=False),
+            "one list a row": lambda rows, capacity: [
+                [p for p in places(rows, capacity) if r * capacity <= p <= (r + 1) * capacity] for r in range(len(rows))
+            ],
             "no 0 in front": loop(lead=False),
             "without the end": loop(last=False),
             "lengths, not places": row_lengths,
@@ -153,6 +156,11 @@ def test_batch_cu_seqlens_wrong_answers():
             "wrong type": lambda rows, capacity: len(rows) * capacity,
         },
     )
+
+
+def test_one_list_a_row_may_count_from_its_own_start():
+    result = check_batch_cu_seqlens.run(lambda rows, capacity: [places([lengths], capacity) for lengths in rows])
+    assert result.mistake == "one list a row"
 
 
 def test_every_row_with_a_zero_of_its_own_begins_again():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mamba_lab.batching import PackingPlan
+from mamba_lab.batching import PackingPlan, pack_best_fit
 from mamba_lab.exercises.nb06 import check_first_fit_decreasing, check_least_rows, check_padding_rate
 from mamba_lab.exercises.testing import assert_solution_passes, assert_stub_fails, assert_wrong_answers
 
@@ -136,11 +136,23 @@ def test_first_fit_decreasing_wrong_answers():
             "takes the emptiest": packer(choose=lambda fits, rows: min(fits, key=sum)),
             "refuses an exact fit": packer(room=1),
             "indices instead of lengths": with_places,
+            "order inside a row": lambda lengths, capacity: [sorted(row) for row in first_fit(lengths, capacity)],
             "a row above capacity": room_behind_the_first,
             "a document lost": packer(opens=False),
             "wrong type": lambda lengths, capacity: len(first_fit(lengths, capacity)),
         },
     )
+
+
+def in_data_order(lengths, capacity):
+    """The right rows, each in the order in which its documents come in the data."""
+    rows = [sorted(row) for row in with_places(lengths, capacity)]
+    return [[lengths[i] for i in row] for row in rows]
+
+
+@pytest.mark.parametrize("answer", [in_data_order, lambda *case: sorted(first_fit(*case))])
+def test_the_right_rows_in_another_order_are_not_taken_for_unsorted(answer):
+    assert check_first_fit_decreasing.run(answer).mistake == "order inside a row"
 
 
 @pytest.mark.parametrize(
@@ -172,6 +184,7 @@ def test_least_rows_wrong_answers():
                 full(lengths, capacity), len([n for n in lengths if n >= capacity / 2])
             ),
             "adds both numbers": lambda lengths, capacity: full(lengths, capacity) + long(lengths, capacity),
+            "best fit's count": lambda lengths, capacity: pack_best_fit(lengths, capacity).n_bins,
             "the smaller of both": lambda lengths, capacity: min(full(lengths, capacity), long(lengths, capacity)),
             "one row a document": lambda lengths, capacity: len(lengths),
             "wrong values": lambda lengths, capacity: max(full(lengths, capacity), long(lengths, capacity), 2),
