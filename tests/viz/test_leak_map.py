@@ -36,6 +36,7 @@ def test_a_leak_is_red_and_crossed_and_a_zero_is_empty() -> None:
     crosses = [text.get_position() for text in ax.texts if text.get_text() == "×"]
     assert sorted((int(y), int(x)) for x, y in crosses) == [(2, 0), (2, 1)]
     assert ax.get_title(loc="left") == "scan: 2 of 2 leak"
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["A", "C"], "an empty document has no place"
 
 
 def test_weak_is_paler_and_never_invisible() -> None:

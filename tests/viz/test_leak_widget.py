@@ -30,7 +30,7 @@ def test_how_many_pairs_leak(convolution: bool, scan: bool, blocks: int, leaks: 
     sizes = block_leaks(LENGTHS, reset_convolution=convolution, reset_scan=scan, blocks=blocks)
     assert count_leaks(sizes, LENGTHS) == (leaks, 89)
     assert (sizes[torch.ones(16, 16).triu(1).bool().numpy()] == 0).all(), "nobody hears the future"
-    assert (sizes.diagonal() > 0).all()
+    assert (sizes.diagonal() > 1).all(), "each block is added to its input, so a token hears itself loudly"
 
 
 @pytest.mark.parametrize(("taps", "leaks"), [(1, 0), (2, 12), (4, 36)])

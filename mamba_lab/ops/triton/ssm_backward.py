@@ -143,8 +143,8 @@ def scan_backward(
         dA += tl.sum(gd * dt[:, :, None, :], 0)
         of_states = row * N + (t_of_states * N + n_of_states)
         part = block.to(tl.int64) * tokens * N
-        tl.store(dB_parts + part + of_states, tl.sum(tl.sum(g * dtu, 3), 1), mask=given)
-        tl.store(dC_parts + part + of_states, tl.sum(tl.sum(dy4 * hs, 3), 1), mask=given)
+        tl.store(dB_parts + part + of_states, tl.sum(tl.sum(g * dtu, 1), 2), mask=given)
+        tl.store(dC_parts + part + of_states, tl.sum(tl.sum(dy4 * hs, 1), 2), mask=given)
 
         to = row * D + (t * D + d)
         through_B = tl.sum(g * B_t, 2)
