@@ -141,6 +141,10 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    if args.output is not None:
+        from mamba_lab.outputs import require_writable_folder
+
+        require_writable_folder(args.output, "--output")
     if args.name == "packing":
         from mamba_lab.bench import packing
 

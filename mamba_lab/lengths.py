@@ -30,8 +30,10 @@ class LengthStats:
     min: int
 
     def __str__(self) -> str:
+        named = ((self.count, "sequence"), (self.total, "token"))
+        count, total = (f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in named)
         return (
-            f"{self.count:,} sequences, {self.total:,} tokens: mean {self.mean:,.0f}, median {self.median:,.0f}, "
+            f"{count}, {total}: mean {self.mean:,.0f}, median {self.median:,.0f}, "
             f"90% below {self.p90:,.0f}, 99% below {self.p99:,.0f}, shortest {self.min:,}, longest {self.max:,}"
         )
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mamba_lab.outputs import require_writable_file
+
 if TYPE_CHECKING:
     from mamba_lab.batching.advice import Recommendation, SchemeCost
     from mamba_lab.batching.plan import Int64Array, PackingPlan
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 SCHEMES = ("greedy", "sequential", "best-fit")
 _CHUNK_DOCUMENTS, _CHUNK_CHARACTERS = 512, 1 << 22
 _BAR = 44
+_LARGEST_CAPACITY = 2**31 - 1
 
 
 def add_pack(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,8 +42,11 @@ def add_pack(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--on-error", choices=("raise", "skip"), default="raise", help="skip: leave out what cannot be read, counted"
     )
+    parser.add_argument(
+        "--max-line-bytes", type=_positive, default=16 << 20, metavar="N", help="a longer line is an error (16777216)"
+    )
     parser.add_argument("--tokenizer", metavar="PATH", help="another tokenizer.json (the course's)")
-    parser.add_argument("--capacity", type=_positive, metavar="N", help="tokens of a row (recommended)")
+    parser.add_argument("--capacity", type=_capacity, metavar="N", help="tokens of a row (recommended)")
     parser.add_argument("--scheme", choices=SCHEMES, default="greedy", help="of the plan (greedy)")
     parser.add_argument("--buffer", type=_positive, metavar="N", help="documents in greedy's buffer (recommended)")
     parser.add_argument(
@@ -75,16 +81,16 @@ def run(args: argparse.Namespace) -> int:
     if skipped.count:
         print(skipped)
     print("\n" + "\n".join(histogram(lengths, _bar_sign())))
-    advice = recommend(lengths, capacity=args.capacity)
     try:
-        costs = _print_table(scheme_costs(lengths, advice.capacity, overflow=args.overflow), advice)
+        advice = recommend(lengths, capacity=args.capacity, overflow=args.overflow)
+        name, plan = _plan(lengths, advice, args)
+        costs = _print_table(scheme_costs(lengths, advice.capacity, overflow=args.overflow), advice.capacity, name)
     except ValueError as error:
         raise ValueError(_as_options(str(error))) from error
-    print(f"\n* recommended: {advice}\n{_savings(advice)}")
+    print(f"\n{_choice(plan, name, advice, args)}\n{_savings(plan, costs)}")
     if args.plan is not None:
-        plan = _plan(lengths, advice, args)
         plan.save(args.plan)
-        print(f"\n{args.plan}: {plan.n_bins:,} rows, {plan.padding_rate:.2%} padding, {plan.dropped:,} tokens dropped")
+        print(f"\n{args.plan}: {_figures(plan)}, {_n(plan.dropped, 'token')} dropped")
     if args.picture is not None:
         _draw(lengths, costs, advice.capacity, args.picture)
         print(f"\n{args.picture}: the picture")
@@ -136,7 +142,13 @@ def _read(args: argparse.Namespace) -> tuple[Int64Array, Skipped]:
         if args.file in CORPORA:
             corpus = load_corpus(args.file)
             return corpus.lengths(tokenizer), corpus.skipped
-        stream = load_corpus(args.file, on_error=args.on_error, text_field=args.text_field, streaming=True)
+        stream = load_corpus(
+            args.file,
+            on_error=args.on_error,
+            text_field=args.text_field,
+            streaming=True,
+            max_line_bytes=args.max_line_bytes,
+        )
         lengths = count_lengths(stream, tokenizer)
     except ModuleNotFoundError:
         raise
@@ -155,6 +167,7 @@ def _as_options(message: str) -> str:
     for ours, theirs in (
         ('pass on_error="skip"', "say --on-error skip"),
         ("Choose one with text_field", "Choose one with --text-field"),
+        ("max_line_bytes sets", "--max-line-bytes sets"),
         ("path: there is no file", "--tokenizer: there is no file"),
         ("overflow='split'", "--overflow split"),
         ("overflow='truncate'", "--overflow truncate"),
@@ -176,14 +189,14 @@ def _chunks(stream: CorpusStream) -> Iterator[list[Document]]:
         yield chunk
 
 
-def _print_table(costs: Iterator[SchemeCost], advice: Recommendation) -> list[SchemeCost]:
-    """Print each scheme's line when it is measured; the recommended one is marked."""
+def _print_table(costs: Iterator[SchemeCost], capacity: int, marked: str) -> list[SchemeCost]:
+    """Print each scheme's line when it is measured; the plan's own is marked."""
     shown: list[SchemeCost] = []
     for cost in costs:
         if not shown:
-            print(f"\nrows of {advice.capacity:,} tokens")
+            print(f"\nrows of {_n(capacity, 'token')}")
             print(f"  {'scheme':<22}{'padding':>9}{'rows':>12}{'documents cut':>15}{'plan time':>12}")
-        mark = "  *" if cost.name == f"greedy, buffer {advice.buffer_size:,}" else ""
+        mark = "  *" if cost.name == marked else ""
         seconds = f"{cost.seconds:.2f} s" if cost.seconds >= 0.1 else f"{1000 * cost.seconds:.1f} ms"
         print(
             f"  {cost.name:<22}{cost.padding_rate:>9.2%}{cost.rows:>12,}{cost.documents_cut:>15,}{seconds:>12}{mark}",
@@ -193,24 +206,48 @@ def _print_table(costs: Iterator[SchemeCost], advice: Recommendation) -> list[Sc
     return shown
 
 
-def _savings(advice: Recommendation) -> str:
-    saved = [
-        (advice.saved_against_padding, "padded batches of 16"),
-        (advice.saved_against_sequential, "sequential packs"),
-    ]
-    words = [f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} positions than {what}" for share, what in saved]
-    return f"{words[0]}, {words[1]}."
-
-
-def _plan(lengths: Int64Array, advice: Recommendation, args: argparse.Namespace) -> PackingPlan:
+def _plan(lengths: Int64Array, advice: Recommendation, args: argparse.Namespace) -> tuple[str, PackingPlan]:
+    """The plan as chosen, and its name in the table."""
     from mamba_lab.batching import pack_best_fit, pack_greedy, pack_sequential
 
     if args.scheme == "sequential":
-        return pack_sequential(lengths, advice.capacity, overflow=args.overflow)
+        return "sequential packs", pack_sequential(lengths, advice.capacity, overflow=args.overflow)
     if args.scheme == "best-fit":
-        return pack_best_fit(lengths, advice.capacity, overflow=args.overflow)
+        return "best fit, everything", pack_best_fit(lengths, advice.capacity, overflow=args.overflow)
     size = args.buffer or advice.buffer_size
-    return pack_greedy(lengths, advice.capacity, buffer_size=size, overflow=args.overflow)
+    return f"greedy, buffer {size:,}", pack_greedy(lengths, advice.capacity, buffer_size=size, overflow=args.overflow)
+
+
+def _choice(plan: PackingPlan, name: str, advice: Recommendation, args: argparse.Namespace) -> str:
+    """What the plan is and who chose it; then the reason, or the recommendation that was not followed."""
+    own = args.buffer is not None or args.scheme != "greedy"
+    who = "chosen" if own or args.capacity is not None else "recommended"
+    lines = [f"* {who}: capacity {plan.capacity:,}, {name}: {_figures(plan)}."]
+    if plan.dropped:
+        total = plan.n_tokens + plan.dropped
+        lines.append(
+            f"--overflow truncate drops {_n(plan.dropped, 'token')} ({plan.dropped / total:.2%} of {total:,}); "
+            f"split drops none."
+        )
+    lines.append(f"The recommendation at this capacity: {advice}" if own else advice.reason)
+    return "\n".join(lines)
+
+
+def _savings(plan: PackingPlan, costs: Sequence[SchemeCost]) -> str:
+    positions = {cost.name: cost.positions for cost in costs}
+    words = []
+    for name, what in (("padded, 16 at random", "padded batches of 16"), ("sequential packs", "sequential packs")):
+        share = 1 - plan.n_bins * plan.capacity / positions[name]
+        words.append(f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} positions than {what}")
+    return f"{words[0]}, {words[1]}."
+
+
+def _figures(plan: PackingPlan) -> str:
+    return f"{_n(plan.n_bins, 'row')}, {plan.padding_rate:.2%} padding"
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _draw(lengths: Int64Array, costs: Sequence[SchemeCost], capacity: int, path: Path) -> None:
@@ -225,8 +262,7 @@ def _check_output(path: Path | None, option: str, suffix: str) -> None:
         return
     if path.suffix != suffix:
         raise ValueError(f"{option} is {path}: expected a file that ends in {suffix}.")
-    if not path.parent.is_dir():
-        raise ValueError(f"{option} is {path}: there is no folder {path.parent}. Make it first.")
+    require_writable_file(path, option)
 
 
 def _bar_sign() -> str:
@@ -235,6 +271,13 @@ def _bar_sign() -> str:
     except (UnicodeEncodeError, LookupError):
         return "#"
     return "█"
+
+
+def _capacity(text: str) -> int:
+    capacity = _positive(text)
+    if capacity > _LARGEST_CAPACITY:
+        raise argparse.ArgumentTypeError(f"{text} is above the int32 limit {_LARGEST_CAPACITY} of token positions")
+    return capacity
 
 
 def _positive(text: str) -> int:

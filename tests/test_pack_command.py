@@ -14,6 +14,7 @@ from mamba_lab import cli
 from mamba_lab.batching import PackingPlan, pack_best_fit, pack_greedy, pack_sequential
 from mamba_lab.corpus import CorpusStream, Document, load_corpus
 from mamba_lab.document import Skipped
+from mamba_lab.outputs import require_writable_file
 from mamba_lab.pack_command import count_lengths, histogram
 from mamba_lab.tokenizer import load_tokenizer
 
@@ -43,7 +44,9 @@ def test_lengths_table_recommendation(texts: Path, capsys: pytest.CaptureFixture
     assert lines["greedy, buffer 64"][3:6] == ["11.11%", "2", "0"]
     assert lines["greedy, buffer 64"][-1] == "*"
     assert lines["greedy, buffer 256"][-1] != "*"
-    assert "* recommended: capacity 9, buffer 64: 2 rows, 11.1% padding." in out
+    assert (
+        "* chosen: capacity 9, greedy, buffer 64: 2 rows, 11.11% padding.\n9 tokens were given as the capacity" in out
+    )
     assert "36% fewer positions than padded batches of 16, 33% fewer positions than sequential packs." in out
 
 
@@ -91,7 +94,7 @@ def test_overflow_reaches_the_plan(texts: Path, capsys: pytest.CaptureFixture[st
     out = texts.with_name("plan.npz")
     assert run(texts, "--capacity", 6, "--overflow", "truncate", "--plan", out) == 0
     assert PackingPlan.load(out).dropped == 1
-    assert "1 tokens dropped" in capsys.readouterr().out
+    assert "1 token dropped" in capsys.readouterr().out
     assert run(texts, "--capacity", 6, "--plan", out) == 0
     assert (PackingPlan.load(out).dropped, PackingPlan.load(out).n_tokens) == (0, 16)
     capsys.readouterr()
@@ -146,7 +149,7 @@ def test_another_field_and_conversations(tmp_path: Path, capsys: pytest.CaptureF
     turns = [{"role": "user", "content": WORD}, {"role": "assistant", "content": WORD}]
     path.write_text(json.dumps({"messages": turns}) + "\n", "utf-8")
     assert run(path, "--text-field", "messages") == 0
-    assert "1 sequences, 4 tokens" in capsys.readouterr().out
+    assert "1 sequence, 4 tokens" in capsys.readouterr().out
     assert run(path) == 1
     assert "there is no field 'text'; there is 'messages'. Choose one with --text-field" in capsys.readouterr().err
 
@@ -200,6 +203,8 @@ def test_lengths_are_counted_in_order_and_few_documents_are_held(monkeypatch: py
         (["chat", "--plan", "x.txt"], "--plan is x.txt: expected a file that ends in .npz"),
         (["chat", "--picture", "x.jpg"], "--picture is x.jpg: expected a file that ends in .png"),
         (["chat", "--plan", "no/such/folder/x.npz"], "there is no folder no/such/folder"),
+        (["chat", "--plan", "/proc/x.npz"], "--plan is /proc/x.npz, which cannot be written: "),
+        (["chat", "--picture", "p" * 300 + ".png"], "which cannot be written: File name too long"),
         (["chat", "--scheme", "sequential", "--buffer", "4"], "--buffer goes with --scheme greedy"),
         (["chat", "--tokenizer", "nope.json"], "--tokenizer: there is no file nope.json"),
     ],
@@ -235,3 +240,82 @@ def test_wrong_numbers_are_wrong_usage(words: list[str], capsys: pytest.CaptureF
         run(*words)
     assert stopped.value.code == 2
     assert "is not a positive number" in capsys.readouterr().err
+
+
+def test_outputs_are_tried_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "folder.npz").mkdir()
+    for file in ("chat", "no such file.jsonl"):
+        assert run(file, "--plan", tmp_path / "folder.npz") == 1
+        captured = capsys.readouterr()
+        assert "folder.npz, which is no file. Name a file in it." in captured.err
+        assert captured.out == ""
+    require_writable_file(tmp_path / "new.npz", "--plan")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.npz"]
+
+
+def test_a_record_s_folder_is_made_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran: list[Path] = []
+    monkeypatch.setattr("mamba_lab.bench.batching.run", lambda repeats, output: ran.append(output) or 0)
+    (tmp_path / "file").write_text("x")
+    assert cli.main(["bench", "batching", "--output", str(tmp_path / "file")]) == 1
+    assert "file, which takes no files: File exists. Name another folder." in capsys.readouterr().err
+    assert ran == []
+    assert cli.main(["bench", "batching", "--output", str(tmp_path / "new" / "folder")]) == 0
+    assert ran[0].is_dir()
+    assert list(ran[0].iterdir()) == []
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_what_truncation_drops_is_said_with_the_savings_of_that_plan(
+    texts: Path, capsys: pytest.CaptureFixture[str], planned: bool
+) -> None:
+    out = texts.with_name("plan.npz")
+    assert run(texts, "--capacity", 6, "--overflow", "truncate", *(["--plan", out] if planned else [])) == 0
+    printed = capsys.readouterr().out
+    assert "--overflow truncate drops 1 token (6.25% of 16); split drops none." in printed
+    plan = pack_greedy([4, 2, 7, 3], 6, overflow="truncate")
+    assert f"* chosen: capacity 6, greedy, buffer 64: {plan.n_bins} rows, {plan.padding_rate:.2%} padding." in printed
+    assert f"{1 - 6 * plan.n_bins / 28:.0%} fewer positions than padded batches of 16" in printed
+    assert run(texts, "--capacity", 6) == 0
+    assert "overflow truncate" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "expected"),
+    [
+        (["--buffer", "1"], "greedy, buffer 1", lambda n: pack_greedy(n, 9, buffer_size=1)),
+        (["--scheme", "sequential"], "sequential packs", lambda n: pack_sequential(n, 9)),
+        (["--scheme", "best-fit"], "best fit, everything", lambda n: pack_best_fit(n, 9)),
+    ],
+)
+def test_the_savings_are_those_of_the_chosen_plan(
+    texts: Path, capsys: pytest.CaptureFixture[str], options, name, expected
+) -> None:
+    assert run(texts, "--capacity", 9, *options) == 0
+    out, plan = capsys.readouterr().out, expected([4, 2, 7, 3])
+    assert f"* chosen: capacity 9, {name}: {plan.n_bins} rows, {plan.padding_rate:.2%} padding.\n" in out
+    assert "The recommendation at this capacity: capacity 9, buffer 64: 2 rows, 11.1% padding." in out
+    share = 1 - plan.n_bins * 9 / 28
+    assert f"\n{abs(share):.0%} {'fewer' if share >= 0 else 'more'} positions than padded batches of 16, " in out
+    assert [line[2:24].strip() for line in out.splitlines() if line.endswith("  *")] == [name] * ("1" not in name)
+
+
+def test_nothing_chosen_is_recommended(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(texts) == 0
+    out = capsys.readouterr().out
+    assert "* recommended: capacity 64, greedy, buffer 64: 1 row, 75.00% padding.\n64 tokens is the smallest" in out
+    assert "rows of 64 tokens" in out
+
+
+def test_a_line_s_limit(texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(texts, "--max-line-bytes", 50) == 1
+    assert "--max-line-bytes sets the limit" in capsys.readouterr().err
+    assert run(texts, "--max-line-bytes", 70) == 0
+
+
+def test_a_capacity_beyond_int32_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("chat", "--capacity", 2**31)
+    assert "2147483648 is above the int32 limit 2147483647" in capsys.readouterr().err

@@ -24,11 +24,11 @@ BUFFERS = (64, 256, 1024, 4096)
 MAX_TOKENS = 16_384
 """Positions of a bucketed batch. A longer document raises it to its own length."""
 
-_MOST_CUT = 0.01
 _CLOSE = 0.005
 _WASTE = 0.02
 _SMALLEST, _LARGEST = 64, 1 << 30
-_STEP = 64
+_STEPS = (64, 8)
+_FEW, _FAR_LONGER = 20, 8
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Recommendation:
         capacity, buffer_size, overflow: the arguments of ``pack_greedy``.
         padding_rate: of the packs.
         rows: packs of one epoch.
-        documents_cut: documents longer than the capacity, which are split.
+        dropped: tokens that ``overflow="truncate"`` leaves out.
+        documents_cut: documents longer than the capacity, which are split or lose their end.
         saved_against_padding: the share of positions saved against padded batches of 16 at random.
         saved_against_sequential: the share of positions saved against sequential packing at this capacity.
         reason: why this capacity and this buffer, one sentence.
@@ -76,6 +77,7 @@ class Recommendation:
     overflow: Overflow
     padding_rate: float
     rows: int
+    dropped: int
     documents_cut: int
     saved_against_padding: float
     saved_against_sequential: float
@@ -86,16 +88,19 @@ class Recommendation:
         return pack_greedy(lengths, self.capacity, buffer_size=self.buffer_size, overflow=self.overflow)
 
     def __str__(self) -> str:
+        rows = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
+        dropped = f", {self.dropped:,} token{'' if self.dropped == 1 else 's'} dropped" if self.dropped else ""
         return (
-            f"capacity {self.capacity:,}, buffer {self.buffer_size:,}: {self.rows:,} rows, "
-            f"{self.padding_rate:.1%} padding.\n{self.reason}"
+            f"capacity {self.capacity:,}, buffer {self.buffer_size:,}: {rows}, {self.padding_rate:.1%} padding"
+            f"{dropped}.\n{self.reason}"
         )
 
 
-def recommend(lengths: IntsLike, *, capacity: int | None = None) -> Recommendation:
+def recommend(lengths: IntsLike, *, capacity: int | None = None, overflow: Overflow = "split") -> Recommendation:
     """Choose a capacity and a buffer for packing documents of these lengths.
 
-    The capacity is the smallest of 64, 96, 128, 192, 256, ... that cuts fewer than one document in a hundred. Where
+    The capacity is the smallest of 64, 96, 128, 192, 256, ... that cuts fewer than one document in a hundred, and none
+    under ``overflow="error"``. Of 20 to 100 documents one may be cut: one over eight times as long as all others. Where
     documents fit together badly at it (more than 2% of the rows are above the least possible number even when all
     documents are packed at once), a larger one is taken, at most four times as large. The buffer is the smallest of
     64, 256, 1,024 and 4,096 whose padding is within half a percentage point of packing everything at once: the smaller
@@ -104,18 +109,21 @@ def recommend(lengths: IntsLike, *, capacity: int | None = None) -> Recommendati
     Args:
         lengths: [N], the tokens of each document, at least one above 0.
         capacity: keep to this one and choose the buffer only.
+        overflow: what packing does with a document longer than the capacity, as in ``pack_greedy``. The figures are
+            those of the plan that this gives.
 
     Raises:
-        ValueError: no tokens, a bad length, a capacity below 1.
+        ValueError: no tokens, a bad length, a capacity below 1, or under ``overflow="error"`` a document longer than
+            the given capacity.
     """
     host = _with_tokens(lengths)
     if capacity is None:
-        capacity, why = _choose_capacity(host)
+        capacity, why = _choose_capacity(host, 0 if overflow == "error" else _most_cut(host))
     else:
         capacity = as_int(capacity, "capacity", minimum=1)
         why = f"{capacity:,} tokens were given as the capacity"
-    goal = pack_best_fit(host, capacity, overflow="split").padding_rate
-    plans = ((size, pack_greedy(host, capacity, buffer_size=size, overflow="split")) for size in BUFFERS)
+    goal = pack_best_fit(host, capacity, overflow=overflow).padding_rate
+    plans = ((size, pack_greedy(host, capacity, buffer_size=size, overflow=overflow)) for size in BUFFERS)
     buffer_size, plan = next(
         ((size, plan) for size, plan in plans if size == BUFFERS[-1] or plan.padding_rate <= goal + _CLOSE)
     )
@@ -124,13 +132,14 @@ def recommend(lengths: IntsLike, *, capacity: int | None = None) -> Recommendati
     else:
         why += f", and {buffer_size:,} is the largest buffer tried (best fit over everything leaves {goal:.1%})."
     positions = plan.n_bins * capacity
-    sequential = pack_sequential(host, capacity, overflow="split").n_bins * capacity
+    sequential = pack_sequential(host, capacity, overflow=overflow).n_bins * capacity
     return Recommendation(
         capacity,
         buffer_size,
-        "split",
+        overflow,
         plan.padding_rate,
         plan.n_bins,
+        plan.dropped,
         int((host > capacity).sum()),
         1 - positions / _padded_positions(host),
         1 - positions / sequential,
@@ -187,23 +196,43 @@ def documents_cut(plan: PackingPlan, lengths: IntsLike) -> int:
     return len(np.unique(plan.sequence[~whole]))
 
 
-def _choose_capacity(host: Int64Array) -> tuple[int, str]:
+def _most_cut(host: Int64Array) -> int:
+    """How many documents may be cut: fewer than one in a hundred, or the one that is far longer than all others."""
+    most = (len(host) - 1) // 100
+    if most or len(host) < _FEW:
+        return most
+    second, longest = np.partition(host, -2)[-2:].tolist()
+    return int(longest > _FAR_LONGER * max(second, _SMALLEST))
+
+
+def _choose_capacity(host: Int64Array, most_cut: int) -> tuple[int, str]:
     """The capacity and the first half of the reason."""
-    fits = next(c for c in _round_capacities() if (host > c).mean() < _MOST_CUT)
-    cut = int((host > fits).sum())
+
+    def fits(capacity: int) -> bool:
+        return int((host > capacity).sum()) <= most_cut
+
+    smallest = next(c for c in _round_capacities() if fits(c))
+    cut = int((host > smallest).sum())
     few = f"cuts {cut:,} of {len(host):,} documents" if cut else "cuts no document"
-    if _waste(host, fits) <= _WASTE:
-        return fits, f"{fits:,} tokens is the smallest round capacity that cuts fewer than 1% ({few})"
-    longest = int(np.quantile(host, 1 - _MOST_CUT, method="higher"))
-    larger = [c for c in _round_capacities() if fits < c <= 4 * fits]
-    exact = [-(-k * longest // _STEP) * _STEP for k in range(1, 5)]
-    tried = [c for c in [*larger, *exact] if (host > c).mean() < _MOST_CUT]
-    good = [c for c in tried if _waste(host, c) <= _WASTE]
-    chosen = min(good) if good else min([fits, *tried], key=lambda c: (_waste(host, c), c))
-    if chosen == fits:
-        return fits, f"{fits:,} tokens is the smallest round capacity that cuts fewer than 1% ({few})"
+    why = f"{smallest:,} tokens is the smallest round capacity that cuts fewer than 1% ({few})"
+    if 100 * cut >= len(host):
+        why = f"{smallest:,} tokens is the smallest round capacity that cuts only the longest document ({few})"
+    if _waste(host, smallest) <= _WASTE:
+        return smallest, why
+    longest = int(np.partition(host, -1 - most_cut)[-1 - most_cut])
+    tried = [c for c in _round_capacities() if smallest < c <= 4 * smallest]
+    for step in _STEPS:
+        exact = (-(-k * longest // step) * step for k in range(1, 5))
+        tried += [c for c in exact if fits(c)]
+        if good := [c for c in tried if _waste(host, c) <= _WASTE]:
+            chosen = min(good)
+            break
+    else:
+        chosen = min([smallest, *tried], key=lambda c: (_waste(host, c), c))
+    if chosen == smallest:
+        return smallest, why
     return chosen, (
-        f"{fits:,} tokens would cut fewer than 1%, but the documents fit together badly there; {chosen:,} leaves less"
+        f"{smallest:,} tokens would cut as few, but the documents fit together badly there; {chosen:,} leaves less"
     )
 
 

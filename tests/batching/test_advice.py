@@ -129,3 +129,35 @@ def test_bad_arguments_are_named() -> None:
         recommend([3, -1])
     with pytest.raises(ValueError, match="overflow must be one of"):
         next(scheme_costs([3], 8, overflow="cut"))
+
+
+def test_truncation_s_figures_are_those_of_its_plan() -> None:
+    lengths = [9] * 50 + [100]
+    advice = recommend(lengths, capacity=64, overflow="truncate")
+    plan = pack_greedy(lengths, 64, buffer_size=64, overflow="truncate")
+    assert (advice.rows, advice.dropped, advice.documents_cut) == (plan.n_bins, 36, 1)
+    assert advice.padding_rate == plan.padding_rate == advice.plan(lengths).padding_rate
+    assert f"{plan.n_bins} rows, {plan.padding_rate:.1%} padding, 36 tokens dropped." in str(advice)
+    assert recommend(lengths, capacity=64).dropped == 0
+    assert "dropped" not in str(recommend(lengths, capacity=64))
+    # Nothing may be cut: the capacity holds all.
+    assert recommend([16] * 500 + [100]).capacity == 64
+    assert recommend([16] * 500 + [100], overflow="error").capacity >= 100
+    with pytest.raises(ValueError, match=r"lengths\[50\] is 100, above the capacity 64"):
+        recommend(lengths, capacity=64, overflow="error")
+
+
+def test_one_giant_among_few_documents_does_not_decide() -> None:
+    advice = recommend([5_000] + [10] * 99)
+    assert (advice.capacity, advice.documents_cut) == (64, 1)
+    assert "cuts only the longest document (cuts 1 of 100 documents)" in advice.reason
+    # Among very few it may be what matters; and twice as long as the others is no giant.
+    assert recommend([5_000] + [10] * 9).capacity == 6144
+    assert recommend([1_000] + [500] * 49).documents_cut == 0
+    assert recommend([2_000_000] * 2 + [10] * 98).documents_cut == 0
+
+
+def test_equal_lengths_just_over_a_round_capacity_get_a_finer_one() -> None:
+    advice = recommend([65] * 1000)
+    assert advice.capacity == 264  # 4 * 65 = 260
+    assert advice.padding_rate < 0.02
