@@ -235,8 +235,9 @@ def _choice(plan: PackingPlan, name: str, advice: Recommendation, args: argparse
 
 def _savings(plan: PackingPlan, costs: Sequence[SchemeCost]) -> str:
     positions = {cost.name: cost.positions for cost in costs}
+    padded = "padded batches of 16" + (" (which keep every token)" if plan.dropped else "")
     words = []
-    for name, what in (("padded, 16 at random", "padded batches of 16"), ("sequential packs", "sequential packs")):
+    for name, what in (("padded, 16 at random", padded), ("sequential packs", "sequential packs")):
         share = 1 - plan.n_bins * plan.capacity / positions[name]
         words.append(f"{abs(share):.0%} {'fewer' if share >= 0 else 'more'} positions than {what}")
     return f"{words[0]}, {words[1]}."

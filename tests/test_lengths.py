@@ -11,6 +11,7 @@ def test_statistics_of_the_running_example() -> None:
     assert (stats.count, stats.total, stats.mean, stats.median, stats.min, stats.max) == (4, 16, 4.0, 3.5, 2, 7)
     assert stats.p90 == pytest.approx(6.1)
     assert "4 sequences" in str(stats)
+    assert str(length_stats([1])).startswith("1 sequence, 1 token: mean 1")
     assert "longest 7" in str(stats)
 
 

@@ -277,7 +277,10 @@ def test_what_truncation_drops_is_said_with_the_savings_of_that_plan(
     assert "--overflow truncate drops 1 token (6.25% of 16); split drops none." in printed
     plan = pack_greedy([4, 2, 7, 3], 6, overflow="truncate")
     assert f"* chosen: capacity 6, greedy, buffer 64: {plan.n_bins} rows, {plan.padding_rate:.2%} padding." in printed
-    assert f"{1 - 6 * plan.n_bins / 28:.0%} fewer positions than padded batches of 16" in printed
+    assert (
+        f"{1 - 6 * plan.n_bins / 28:.0%} fewer positions than padded batches of 16 (which keep every token), "
+        in printed
+    )
     assert run(texts, "--capacity", 6) == 0
     assert "overflow truncate" not in capsys.readouterr().out
 
