@@ -115,6 +115,13 @@ def test_the_core_imports_with_nothing_but_the_core() -> None:
     assert import_under([], CORE, control="tokenizers") == len(CORE)
 
 
+def test_the_core_starts_without_the_compiler() -> None:
+    """PyTorch's compiler and Triton take seconds to import, and every command and notebook would wait for them."""
+    code = "import sys, mamba_lab.models, mamba_lab.ops; print([m for m in ('torch._dynamo', 'triton') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 def test_the_extra_train_suffices_for_data_and_records() -> None:
     assert import_under(["mamba-lab[train]"], CORE + TRAIN, control="matplotlib") == len(CORE + TRAIN)
 

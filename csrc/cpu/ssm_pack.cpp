@@ -161,7 +161,11 @@ void add_up_over_blocks(const Problem<In>& p, const State<In>* parts, In* to) {
     S sum[chunk];
     for (int64_t k = first * chunk; k < std::min(last * chunk, count); k += chunk) {
       const int64_t length = std::min(chunk, count - k);
-      std::copy_n(parts + k, length, sum);
+      if (blocks > 0) {
+        std::copy_n(parts + k, length, sum);
+      } else {
+        std::fill_n(sum, length, S(0));
+      }
       for (int64_t b = 1; b < blocks; ++b) {
         for (int64_t i = 0; i < length; ++i) sum[i] += parts[b * count + k + i];
       }
@@ -191,10 +195,8 @@ Gradients backward(const Inputs& in, const Tensor& dy, const Optional& dfinal, b
       dB_parts + blocks * tokens, reinterpret_cast<V*>(aligned(sums))};
   run_tasks(Backward<In>(p, rows<In>(dy), pointer<S>(dfinal), pointer<S>(checkpoints), out), p, ends, in.u);
   add_up_over_time(p, out.sums, groups, written<S>(dA), written<S>(dD), written<S>(dbias));
-  if (blocks > 0) {
-    add_up_over_blocks<In>(p, out.dB, written<In>(dB));
-    add_up_over_blocks<In>(p, out.dC, written<In>(dC));
-  }
+  add_up_over_blocks<In>(p, out.dB, written<In>(dB));
+  add_up_over_blocks<In>(p, out.dC, written<In>(dC));
   return {du, ddelta, dA, dB, dC, dD, dz, dbias, dinitial};
 }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
 from mamba_lab.log import log_once
 
 from . import _triton_ops, build
@@ -29,8 +27,6 @@ def problem(operator: str, backend: str) -> NativeUnavailable | None:
     return None
 
 
-# A compiler that traces the caller takes the answer as it is: looking for a library is nothing it could trace.
-@torch.compiler.assume_constant_result
 def resolve(operator: str, backend: str, device: str) -> str:
     """The backend that runs ``operator`` on tensors of a device type; never one that ignores boundaries.
 
@@ -57,6 +53,11 @@ def resolve(operator: str, backend: str, device: str) -> str:
     if missing is not None:
         raise missing
     return backend
+
+
+# A compiler that traces the caller takes the answer as it is: looking for a library is nothing it could trace. This is
+# the mark that torch.compiler.assume_constant_result sets; calling that would import the compiler, and Triton with it.
+resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _fastest(operator: str, device: str) -> str:

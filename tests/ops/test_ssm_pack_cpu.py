@@ -354,6 +354,14 @@ def test_an_empty_sequence_hands_its_state_through() -> None:
         assert same_bits(got["initial_state"][s], case.inputs["dfinal"][s])
 
 
+@pytest.mark.usefixtures("poisoned")
+def test_without_channels_the_projections_get_a_gradient_of_zero() -> None:
+    got = run(Case((3, 17), 0, 16))
+    for name in ("B", "C"):
+        assert got[name].shape == (20, 16)
+        assert bool((got[name] == 0).all())
+
+
 @pytest.mark.parametrize("shape", [((), 4, 3), ((0,), 4, 3), ((3,), 0, 3), ((3,), 4, 0)])
 def test_nothing_at_all(shape: tuple[tuple[int, ...], int, int]) -> None:
     lengths, D, N = shape
