@@ -242,7 +242,9 @@ def test_wrong_numbers_are_wrong_usage(words: list[str], capsys: pytest.CaptureF
     assert "is not a positive number" in capsys.readouterr().err
 
 
-def test_outputs_are_tried_before_anything_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_outputs_are_tried_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "folder.npz").mkdir()
     for file in ("chat", "no such file.jsonl"):
         assert run(file, "--plan", tmp_path / "folder.npz") == 1
@@ -251,6 +253,10 @@ def test_outputs_are_tried_before_anything_is_read(tmp_path: Path, capsys: pytes
         assert captured.out == ""
     require_writable_file(tmp_path / "new.npz", "--plan")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder.npz"]
+    (tmp_path / "old.png").write_text("x")
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(ValueError, match=r"old\.png, which cannot be written: the file may not be written"):
+        require_writable_file(tmp_path / "old.png", "--picture")
 
 
 def test_a_record_s_folder_is_made_before_measuring(
@@ -281,6 +287,8 @@ def test_what_truncation_drops_is_said_with_the_savings_of_that_plan(
         f"{1 - 6 * plan.n_bins / 28:.0%} fewer positions than padded batches of 16 (which keep every token), "
         in printed
     )
+    assert run(texts, "--capacity", 6, "--overflow", "truncate", "--buffer", 2) == 0
+    assert "at this capacity: capacity 6, buffer 64: 3 rows, 16.7% padding, 1 token dropped." in capsys.readouterr().out
     assert run(texts, "--capacity", 6) == 0
     assert "overflow truncate" not in capsys.readouterr().out
 

@@ -33,7 +33,8 @@ def pack_collate(
     next token of its sequence as target; the last token of a sequence has none.
 
     Args:
-        plan: where each piece goes; its sequence numbers index ``sequences``.
+        plan: where each piece goes; its sequence numbers index ``sequences``. A plan of shorter sequences leaves the
+            ends of these out without a word: ``plan.check_conserved(lengths)`` tells, once for all its batches.
         sequences: the data set: token ids, one-dimensional integer arrays, tensors or lists.
         rows: which bins of the plan become rows, in this order; all by default.
         isolate: True makes every piece a sequence of its own. False makes each row *one* sequence, so that the state

@@ -86,7 +86,8 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
 
     Raises:
         ValueError: a bad argument, or documents that can be read only once. While iterating: a document that is no
-            token sequence, or ``tokenize`` raised a ValueError or TypeError (the message names the document).
+            token sequence, or ``tokenize`` raised a ValueError or TypeError (the message names the document); a list
+            that has changed its size; a source that gives no document any more; wrong targets.
         RuntimeError: while iterating: the documents or ``tokenize`` raised another error.
     """
 
