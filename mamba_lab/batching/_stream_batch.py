@@ -49,11 +49,17 @@ def collate_bins(bins: list[Bin], capacity: int, pad_id: int, pad_to_multiple_of
 
 @dataclass
 class Taught:
-    """How much the steps looked at teach, on all ranks together: each rank counts the same and decides alike."""
+    """What the steps looked at teach, on all ranks together: each rank counts the same and decides alike.
+
+    Attributes:
+        steps, tokens, targets: how many of each.
+        wrong: the first target that is not the next token, in words; "" where there is none.
+    """
 
     steps: int = 0
     tokens: int = 0
     targets: int = 0
+    wrong: str = ""
 
     def add(self, ranks: list[list[Bin]]) -> None:
         """Count one step."""
@@ -63,14 +69,22 @@ class Taught:
             if document.targets is None:
                 self.targets += stop - start - (stop == len(document.ids))
             else:
-                self.targets += int(np.count_nonzero(document.targets[start:stop] != IGNORE))
+                part = document.targets[start:stop]
+                after = np.append(document.ids[start + 1 : stop + 1], IGNORE)[: stop - start]
+                self.targets += int(np.count_nonzero(part != IGNORE))
+                bad = np.flatnonzero((part != IGNORE) & (part != after))
+                if bad.size and not self.wrong:
+                    self.wrong = f"document {document.number} has the target {part[bad[0]]} at {start + bad[0]}, " + (
+                        f"where the next token is {after[bad[0]]}" if after[bad[0]] != IGNORE else "its last position"
+                    )
 
 
-def require_right_targets(made: list[Made], pad_id: int, rank: int) -> None:
-    """Check a rank's first batches for targets that are wrong whatever the data.
+def require_right_targets(made: list[Made], taught: Taught, pad_id: int, rank: int) -> None:
+    """Check a rank's first batches, and so all other ranks', for targets that are wrong whatever the data.
 
     Raises:
-        ValueError: ``check_targets`` found a mistake other than few targets.
+        ValueError: ``check_targets`` found a mistake other than few targets, or finds one on another rank: a rank that
+            went on alone would wait for that one for ever.
     """
     report = check_targets(
         [batch for batch, _ in made], pad_id=pad_id, cut=[cut for _, cut in made], min_target_share=0
@@ -80,6 +94,11 @@ def require_right_targets(made: list[Made], pad_id: int, rank: int) -> None:
         first = "batch" if len(made) == 1 else f"{len(made)} batches"
         raise ValueError(
             f"check_targets finds mistakes in the first {first} of rank {rank}:\n{_listed(findings)}\n"
+            f"If the targets are meant to be so, pass check_batches=0."
+        )
+    if taught.wrong:
+        raise ValueError(
+            f"check_targets finds mistakes in the first {_steps(taught)} of another rank: {taught.wrong}.\n"
             f"If the targets are meant to be so, pass check_batches=0."
         )
 
@@ -99,13 +118,17 @@ def require_targets(taught: Taught, min_share: float, *, whole: bool) -> None:
     finding = masked_finding(taught.tokens, taught.targets, min_share)
     if not finding:
         return
-    where = f"the first {'step' if taught.steps == 1 else f'{taught.steps} steps'} of all ranks"
+    where = f"the first {_steps(taught)} of all ranks"
     if whole:
         raise ValueError(
             f"check_targets finds mistakes in {where}:\n{_listed([finding])}\n"
             f"If the targets are meant to be so, pass check_batches=0."
         )
     log_once(logging.WARNING, f"PackedStream: few targets in {where} after this start: {finding}")
+
+
+def _steps(taught: Taught) -> str:
+    return "step" if taught.steps == 1 else f"{taught.steps} steps"
 
 
 def _listed(findings: list[str]) -> str:

@@ -74,9 +74,9 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         pad_id: the token id that fills the rest of a row. It marks nothing.
         pad_to_multiple_of: make the row length, otherwise ``capacity``, a multiple of this.
         check_batches: how many first batches of each iteration ``check_targets`` looks at before any of them is given
-            out; a wrong target is an error. So are too few targets in the first batches of all ranks together, at the
-            start of an epoch; after a resume, or in an epoch of fewer batches, they are a warning. 0 leaves the check
-            out.
+            out; a wrong target is an error, on every rank. So are too few targets in the first batches of all ranks
+            together, at the start of an epoch; after a resume, or in an epoch of fewer batches, they are a warning. 0
+            leaves the check out.
         min_target_share: targets over tokens, under which targets are too few; 0 where only their lack counts.
 
     In a ``DataLoader`` use ``batch_size=None`` and ``num_workers`` 0 or 1. With 1 the stream lives in another process:
@@ -266,7 +266,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
                 if len(held) < unchecked and step.ranks is not None:
                     continue
                 if unchecked and held:
-                    require_right_targets([made for made, _, _ in held], self.pad_id, self.rank)
+                    require_right_targets([made for made, _, _ in held], taught, self.pad_id, self.rank)
                     whole = from_start and taught.steps == self.check_batches
                     require_targets(taught, self.min_target_share, whole=whole)
                     unchecked = 0

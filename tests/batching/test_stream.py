@@ -402,6 +402,25 @@ def test_every_rank_decides_alike_whether_there_are_targets() -> None:
             list(stream([*LONG_PROMPTS[:1], [5]], 300, rank=rank, world_size=2, check_batches=1))
 
 
+@pytest.mark.parametrize(
+    ("targets", "says"),
+    [
+        ([2, 9, -100], "the target 9 at 1, where the next token is 3"),
+        ([2, 3, 9], "the target 9 at 2, its last position"),
+    ],
+)
+def test_every_rank_stops_at_a_wrong_target(targets: list[int], says: str) -> None:
+    documents: list[Any] = [([1, 2, 3], [2, 3, -100])] * 12
+    documents[5] = ([1, 2, 3], targets)
+    found = []
+    for rank in range(3):
+        with pytest.raises(ValueError, match="check_batches=0") as caught:
+            list(stream(documents, 3, rank=rank, world_size=3))
+        found.append(str(caught.value))
+    assert sum(f"4 steps of another rank: document 5 has {says}." in message for message in found) == 2
+    assert sum("4 batches of rank" in message for message in found) == 1
+
+
 @given(
     documents=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), min_size=1, max_size=12),
     own=st.booleans(),
@@ -417,4 +436,4 @@ def test_what_is_counted_before_a_batch_is_made_is_what_batches_hold(documents: 
     taught.add([buffer.bins[::2], buffer.bins[1::2]])
     made = stream(documents, 16, buffer_size=100, overflow=overflow, check_batches=0)
     assert taught.targets == sum(batch.n_target_tokens for batch in made)
-    assert (taught.tokens, taught.steps) == (made.counts.tokens, 1)
+    assert (taught.tokens, taught.steps, taught.wrong) == (made.counts.tokens, 1, "")
