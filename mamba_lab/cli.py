@@ -25,6 +25,7 @@ examples:
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
   mamba-lab bench packing             measure the packers, write data/results/packing.json
   mamba-lab bench model               measure a model's training step, write data/results/model.json
+  mamba-lab bench operators           measure scan and convolution, write data/results/operators.json
 """
 
 
@@ -118,11 +119,23 @@ def _parser() -> argparse.ArgumentParser:
         help="measure, and write a record with the machine, the versions and every sample",
         description="Writes data/results/NAME.json. Close other programs first: a busy machine is measured too.",
     )
-    bench.add_argument("name", choices=("batching", "packing", "model"), help="what to measure")
+    bench.add_argument("name", choices=("batching", "packing", "model", "operators"), help="what to measure")
     bench.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed repeats of each part (5)")
     bench.add_argument("--output", type=Path, metavar="DIR", help="folder of the record (data/results)")
     bench.add_argument(
         "--full", action="store_true", help="packing: also 100 million lengths, in 4 GB of memory and about a minute"
+    )
+    bench.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="operators: where (cpu); cuda writes operators-cuda.json",
+    )
+    bench.add_argument(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="operators: other packages too, those that are installed (yes); one of them takes a minute",
     )
     bench.set_defaults(func=_bench)
     return parser
@@ -151,6 +164,12 @@ def _bench(args: argparse.Namespace) -> int:
         return packing.run(repeats=args.repeats, output=args.output, full=args.full)
     if args.full:
         raise ValueError(f"--full belongs to bench packing, and name is {args.name}")
+    if args.name == "operators":
+        from mamba_lab.bench import operators
+
+        return operators.run(args.repeats, args.output, args.device, args.peers is not False)
+    if args.device != "cpu" or args.peers is not None:
+        raise ValueError(f"--device and --peers belong to bench operators, and name is {args.name}")
     if args.name == "model":
         from mamba_lab.bench import model
 

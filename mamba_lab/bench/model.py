@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mamba_lab.batching import Boundaries
+from mamba_lab.bench.memory import peak_bytes
 from mamba_lab.bench.model_peers import PEERS
 from mamba_lab.bench.record import write_record
 from mamba_lab.bench.timing import time_samples
@@ -140,16 +141,6 @@ def measure(loss: Callable[[], Tensor], repeats: int) -> dict[str, Any]:
         loss().backward()
 
     return {"seconds": time_samples(step, repeats), "peak_bytes": peak_bytes(step)}
-
-
-def peak_bytes(step: Callable[[], object]) -> int:
-    """The most bytes that PyTorch's CPU allocator handed out and had not got back during ``step``."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        step()
-    results = profile.profiler.kineto_results
-    changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
-    held = np.cumsum([change for _, change in changes], dtype=np.int64)
-    return int(held.max(initial=0))
 
 
 def _table(payload: Mapping[str, Any]) -> str:

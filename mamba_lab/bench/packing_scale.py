@@ -6,12 +6,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mamba_lab.batching import PackingPlan, pack_best_fit, pack_greedy, pack_sequential
+from mamba_lab.bench.memory import process_bytes, reset_peak
 from mamba_lab.bench.timing import time_samples
 from mamba_lab.lengths import published_lengths
 
@@ -51,7 +51,7 @@ def measure(packer: str, n: int, capacity: int, repeats: int) -> dict[str, Any]:
         part[:] = published_lengths(len(part), seed=number)
     pack = PACKERS[packer]
     pack(lengths[:20_000], capacity)  # loads the library
-    before = _memory("VmRSS") if _reset_peak() else None
+    before = process_bytes("VmRSS") if reset_peak() else None
     made: list[PackingPlan] = []
 
     def again() -> None:
@@ -59,7 +59,7 @@ def measure(packer: str, n: int, capacity: int, repeats: int) -> dict[str, Any]:
         made.append(pack(lengths, capacity))
 
     samples = time_samples(again, 1, warm_up=0)
-    peak = _memory("VmHWM")  # of one packing: over several it is also what the allocator keeps between them
+    peak = process_bytes("VmHWM")  # of one packing: over several it is also what the allocator keeps between them
     samples += time_samples(again, repeats - 1, warm_up=0) if repeats > 1 else []
     (plan,) = made
     return {
@@ -71,24 +71,6 @@ def measure(packer: str, n: int, capacity: int, repeats: int) -> dict[str, Any]:
         "seconds": samples,
         "bytes_per_length": None if before is None or peak is None else (peak - before) / n,
     }
-
-
-def _memory(what: str) -> int | None:
-    """Bytes of this process, now (VmRSS) or at most since the last reset (VmHWM); None where Linux does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:")), None)
-
-
-def _reset_peak() -> bool:
-    # Without this, what importing PyTorch took for a moment would hide what a million lengths take.
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

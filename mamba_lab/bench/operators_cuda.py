@@ -1,0 +1,232 @@
+"""`mamba-lab bench operators --device cuda`: the operators on a GPU, in bf16, beside the chip's ceilings and the peers.
+
+Times are CUDA events'. The inputs are taken in turn from as many copies as do not fit the L2 cache together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mamba_lab.bench.operator_cases import (
+    PARAMETERS,
+    Case,
+    Function,
+    convolution_case,
+    errors,
+    expected,
+    forward_backward,
+    ours,
+    published_pack,
+    scan_case,
+)
+from mamba_lab.bench.operator_cuda_peers import PEERS, Peer
+from mamba_lab.bench.operator_cuda_timing import copy_bytes_per_second, exp2_per_second, in_turn_seconds
+from mamba_lab.bench.operator_table import aligned
+from mamba_lab.bench.record import write_record
+from mamba_lab.machine import version_of
+
+CHANNELS = (4096, 1536)
+TOKENS = (4096, 16_384, 65_536)
+STATES, WIDTH = 16, 4
+CHECKED = 512
+DTYPE = torch.bfloat16
+
+
+def run(repeats: int, output: Path | None, peers: bool) -> int:
+    """Measure, print a table, write the record ``operators-cuda``. Returns 0.
+
+    Raises:
+        ValueError: PyTorch sees no GPU.
+        RuntimeError: ours or a peer computes something else than the reference; its time would mean nothing.
+    """
+    if not torch.cuda.is_available():
+        raise ValueError("device is cuda, and PyTorch sees no GPU here; mamba-lab bench operators measures the CPU")
+    payload = measure("cuda", repeats, peers)
+    print(table(payload))
+    path = write_record("operators-cuda", payload, folder=output)
+    print(f"record: {path.parent.name}/{path.name}")
+    return 0
+
+
+def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
+    """The record's payload. Of another device than "cuda" only the arithmetic means something."""
+    loaded = {name: load(peer) for name, peer in PEERS.items()} if peers else {}
+    return {
+        "settings": {
+            "device": device,
+            "dtype": str(DTYPE).removeprefix("torch."),
+            "states": STATES,
+            "width": WIDTH,
+            "repeats": repeats,
+            "checked_tokens": CHECKED,
+            "scan": "with softplus, bias, D and gate",
+            "convolution": "with bias and SiLU",
+            "seconds": "of each repeat, by CUDA events, in order",
+            "bytes": "read and written once: inputs and outputs (forward), with dy and all gradients (backward)",
+            "exponentials": "one for each token, channel and state: forward needs as many at least, and backward",
+        },
+        "ceilings": {
+            "copy_bytes_per_second": copy_bytes_per_second(device),
+            "exp2_per_second": exp2_per_second(device),
+        },
+        "skipped": {name: found for name, found in loaded.items() if isinstance(found, str)},
+        "versions": {name: version_of(name) for name, found in loaded.items() if not isinstance(found, str)},
+        "timed": [
+            measure_operator(operator, tokens, channels, device, repeats, loaded)
+            for operator in ("ssm_pack", "conv1d_pack")
+            for channels in CHANNELS
+            for tokens in TOKENS
+        ],
+    }
+
+
+def load(peer: Peer) -> Mapping[str, Callable[[Case, Sequence[int]], tuple[Function, Case]]] | str:
+    """The peer's functions, or why it is skipped."""
+    try:
+        return peer.load()
+    except ImportError as error:
+        return f"{error.name or error} is not installed; {peer.install}"
+
+
+def measure_operator(
+    operator: str, tokens: int, channels: int, device: str, repeats: int, loaded: Mapping[str, Any]
+) -> dict[str, Any]:
+    """One operator at one size: a published pack, the same tokens as one sequence, and the peers."""
+    lengths = published_pack(tokens)
+    parts = dict(parts_of(operator, lengths, device, loaded))
+    return {
+        "operator": operator,
+        "tokens": tokens,
+        "channels": channels,
+        "sequences": len(lengths),
+        "bytes": dict(zip(("forward", "backward"), moved_bytes(operator, tokens, channels), strict=True)),
+        "exponentials": tokens * channels * STATES if operator == "ssm_pack" else None,
+        "errors": check(operator, channels, device, loaded),
+        "parts": {
+            name: measure_part(part, operator, tokens, channels, device, repeats) for name, part in parts.items()
+        },
+    }
+
+
+Part = Callable[[Case], "tuple[Function, Case]"]
+
+
+def parts_of(operator: str, lengths: Sequence[int], device: str, loaded: Mapping[str, Any]) -> list[tuple[str, Part]]:
+    """By name: what makes a function and the inputs as it likes them of a case."""
+    packed, alone = ours(operator, lengths, device), ours(operator, None, device)
+    parts: list[tuple[str, Part]] = [
+        ("packed", lambda case: (packed, case)),
+        ("one_sequence", lambda case: (alone, case)),
+    ]
+    for found in loaded.values():
+        for name, make in ({} if isinstance(found, str) else found).items():
+            if PEER_OPERATOR[name] == operator:
+                parts.append((name, lambda case, make=make: make(case, lengths)))  # type: ignore[misc]
+    return parts
+
+
+PEER_OPERATOR = {
+    "selective_scan_fn": "ssm_pack",
+    "causal_conv1d_fn": "conv1d_pack",
+    "causal_conv1d_fn_seq_idx": "conv1d_pack",
+}
+
+
+def check(operator: str, channels: int, device: str, loaded: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Each part's distance from the float64 reference on a short pack, whose sequences end at odd places."""
+    lengths = published_pack(CHECKED, scale=1 / 8)
+    case = make_case(operator, CHECKED, channels, device, seed=1)
+    with_boundaries, without = expected(case, lengths), expected(case, None)
+    found = {}
+    for name, part in parts_of(operator, lengths, device, loaded):
+        wanted = with_boundaries if name in ("packed", "causal_conv1d_fn_seq_idx") else without
+        found[name] = errors(f"{operator}, {name}", *part(case), wanted)
+    return found
+
+
+def measure_part(part: Part, operator: str, tokens: int, channels: int, device: str, repeats: int) -> dict[str, Any]:
+    """Seconds of forward and of backward, and the most memory that both take beyond the inputs."""
+    first = make_case(operator, tokens, channels, device, seed=0)
+    copies = copies_beyond_cache(first.n_bytes, device)
+    made = [part(first), *(part(make_case(operator, tokens, channels, device, seed)) for seed in range(1, copies))]
+    turn = itertools.cycle(made)
+
+    def forward() -> Tensor:
+        function, case = next(turn)
+        with torch.no_grad():
+            return function(case.inputs)
+
+    seconds = {"forward": in_turn_seconds(forward, repeats, device)}
+    peak = peak_memory(*made[0], device)
+    kept = [(function(case.inputs), [*case.inputs.values()], case.dy) for function, case in made]
+    graphs = itertools.cycle(kept)
+
+    def backward() -> tuple[Tensor, ...]:
+        y, inputs, dy = next(graphs)
+        return torch.autograd.grad(y, inputs, dy, retain_graph=True)
+
+    seconds["backward"] = in_turn_seconds(backward, repeats, device)
+    return {"copies": copies, "seconds": seconds, "peak_bytes": peak}
+
+
+def make_case(operator: str, tokens: int, channels: int, device: str, seed: int) -> Case:
+    """Inputs on the device; the convolution's parameters in float32."""
+    if operator == "ssm_pack":
+        return scan_case(tokens, channels, STATES, DTYPE, seed, device)
+    case = convolution_case(tokens, channels, WIDTH, DTYPE, seed, device)
+    return case.changed(lambda name, value: value.float() if name in PARAMETERS else value)
+
+
+def moved_bytes(operator: str, tokens: int, channels: int) -> tuple[int, int]:
+    """Bytes of activations that forward and backward read and write at least, each once."""
+    size = DTYPE.itemsize
+    wide, narrow = tokens * channels * size, tokens * STATES * size
+    if operator == "conv1d_pack":
+        return 2 * wide, 3 * wide  # x; y. x, dy; dx.
+    return 4 * wide + 2 * narrow, 7 * wide + 4 * narrow  # u, delta, z, B, C; y. The same, dy; five gradients.
+
+
+def copies_beyond_cache(n_bytes: int, device: str) -> int:
+    """How many inputs it takes so that none is still in the L2 cache when its turn comes again."""
+    cache = torch.cuda.get_device_properties(device).L2_cache_size if device == "cuda" else 0
+    return 1 + -(-2 * cache // n_bytes) if n_bytes < 2 * cache else 1
+
+
+def peak_memory(function: Function, case: Case, device: str) -> int | None:
+    """The most bytes that forward and backward hold beyond what is there; None without a GPU."""
+    if device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    forward_backward(function, case)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def table(payload: Mapping[str, Any]) -> str:
+    """The measurements for the terminal."""
+    ceilings = payload["ceilings"]
+    copy, exp2 = ceilings["copy_bytes_per_second"], ceilings["exp2_per_second"]
+    said = "not measured (no Triton)" if exp2 is None else f"{exp2 / 1e12:.2f} T/s"
+    lines = [f"ceilings: copy {copy / 1e12:.2f} TB/s (read and written), exp2 {said}", ""]
+    rows = [("operator", "tokens", "channels", "part", "pass", "ms", "TB/s", "T exp/s", "of the nearer ceiling")]
+    for one in payload["timed"]:
+        for name, part in one["parts"].items():
+            for direction, samples in part["seconds"].items():
+                seconds = statistics.median(samples)
+                rate = one["bytes"][direction] / seconds
+                exps = None if one["exponentials"] is None else one["exponentials"] / seconds
+                share = max(rate / copy, 0 if exps is None or exp2 is None else exps / exp2)
+                words = (f"{seconds * 1e3:.3f}", f"{rate / 1e12:.2f}", "-" if exps is None else f"{exps / 1e12:.2f}")
+                sizes = (f"{one['tokens']:,}", f"{one['channels']:,}")
+                rows.append((one["operator"], *sizes, name, direction, *words, f"{share:.0%}"))
+    lines += aligned(rows)
+    lines += [f"{name}: skipped, {why}" for name, why in payload["skipped"].items()]
+    return "\n".join(lines)
