@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -56,14 +57,31 @@ def in_own_process(form: str, tokens: int, channels: int, states: int) -> dict[s
     Raises:
         RuntimeError: the process failed (out of memory, for example); the message ends with what it said.
     """
-    words = [form, *map(str, (tokens, channels, states, torch.get_num_threads()))]
-    done = subprocess.run(
-        [sys.executable, "-m", "mamba_lab.bench.operator_scale", *words], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"{tokens:,} tokens failed with exit code {done.returncode}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = _in_process(f"{tokens:,} tokens", ["memory", [form, tokens, channels, states]])
     return found
+
+
+def time_with_pages_kept(
+    form: str, sizes: Sequence[int], channels: int, states: int, rounds: int
+) -> list[dict[str, Any]]:
+    """``measure_time`` in a process whose C library (glibc) keeps freed memory instead of giving it back.
+
+    By default large tensors are of new pages each time, and the first touch of a page is the system's work. It can take
+    as long as the scan itself, and tensors of a megabyte are spared it: that is no property of the scan.
+    """
+    job = ["time", [form, list(sizes), channels, states, rounds]]
+    found: list[dict[str, Any]] = _in_process(
+        "the sizes", job, MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_=str(1 << 40)
+    )
+    return found
+
+
+def _in_process(what: str, job: list[Any], **environment: str) -> Any:
+    words = [sys.executable, "-m", "mamba_lab.bench.operator_scale", json.dumps([torch.get_num_threads(), *job])]
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | environment)
+    if done.returncode != 0:
+        raise RuntimeError(f"{what} failed with exit code {done.returncode}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure_memory(form: str, tokens: int, channels: int, states: int) -> dict[str, Any]:
@@ -80,7 +98,6 @@ def measure_memory(form: str, tokens: int, channels: int, states: int) -> dict[s
 
 
 if __name__ == "__main__":
-    form, *numbers = sys.argv[1:]
-    *sizes, threads = map(int, numbers)
+    threads, measured, arguments = json.loads(sys.argv[1])
     torch.set_num_threads(threads)
-    print(json.dumps(measure_memory(form, *sizes)))
+    print(json.dumps(measure_time(*arguments) if measured == "time" else measure_memory(*arguments)))

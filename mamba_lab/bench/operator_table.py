@@ -19,8 +19,10 @@ def table(payload: Mapping[str, Any]) -> str:
             lines += _operator(f"{operator}, {dtype}", [part for part in payload[operator] if part["dtype"] == dtype])
     scale = payload["scale"]
     for form in ("one_sequence", "packed"):
-        rows = [("tokens", "ns a token", "against the smallest", "tensors, bytes a token", "process, bytes a token")]
-        for time, memory in zip(scale[form]["time"], scale[form]["memory"], strict=True):
+        against = ("against the smallest", "the same with pages kept")
+        rows = [("tokens", "ns a token", *against, "tensors, bytes a token", "process, bytes a token")]
+        columns = (scale[form][name] for name in ("time", "time_with_pages_kept", "memory"))
+        for time, kept, memory in zip(*columns, strict=True):
             tokens = time["tokens"]
             a_token = statistics.median(time["seconds"]) / (time["calls_a_sample"] * tokens)
             grown = memory["process_grew_by"]
@@ -29,6 +31,7 @@ def table(payload: Mapping[str, Any]) -> str:
                     f"{tokens:,}",
                     f"{a_token * 1e9:.0f}",
                     _ratio(time["seconds_a_token_against_the_smallest"]),
+                    _ratio(kept["seconds_a_token_against_the_smallest"]),
                     f"{memory['peak_bytes'] / tokens:,.0f}",
                     "-" if grown is None else f"{grown / tokens:,.0f}",
                 )

@@ -100,6 +100,7 @@ def measure(repeats: int, peers: bool) -> dict[str, Any]:
             "the result's dtype is part of it",
             "tolerances": {str(dtype): value for dtype, value in TOLERANCES.items()},
             "peak_bytes": "the most that PyTorch's tensors hold during forward and backward, beyond the inputs",
+            "pages_kept": "the C library keeps freed memory: without the system's work on each new page",
             "process_grew_by": "the same for the whole process, as the system counts it",
         },
         **{
@@ -203,6 +204,7 @@ def measure_scale(repeats: int) -> dict[str, Any]:
         **{
             form: {
                 "time": operator_scale.measure_time(form, SCALES, *sizes, repeats),
+                "time_with_pages_kept": operator_scale.time_with_pages_kept(form, SCALES, *sizes, repeats),
                 "memory": [operator_scale.in_own_process(form, tokens, *sizes) for tokens in SCALES],
             }
             for form in operator_scale.FORMS

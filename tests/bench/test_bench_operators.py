@@ -189,6 +189,11 @@ def test_memory_of_a_size_is_measured_in_another_process() -> None:
     assert found["input_bytes"] == (4 * 1024 * 64 + 2 * 1024 * 16 + 64 * 16 + 2 * 64) * 4
 
 
+def test_time_is_measured_in_another_process_too() -> None:
+    found = operator_scale.time_with_pages_kept("packed", (16, 64), 4, 3, 2)
+    assert [(one["tokens"], one["calls_a_sample"], len(one["seconds"])) for one in found] == [(16, 4, 2), (64, 1, 2)]
+
+
 def test_the_command_writes_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -197,10 +202,15 @@ def test_the_command_writes_a_record(
     monkeypatch.setattr(bench, "PACKS", {"equal": [12, 12], "ragged": [5, 1, 18], "short": [2] * 12})
     monkeypatch.setattr(bench, "n_cores", lambda: 1)
     monkeypatch.setattr(operator_scale, "in_own_process", operator_scale.measure_memory)
+    monkeypatch.setattr(operator_scale, "time_with_pages_kept", operator_scale.measure_time)
     monkeypatch.setattr(operator_peers, "version_of", lambda name: None)
     threads = torch.get_num_threads()
-    assert cli.main(["bench", "operators", "--repeats", "1", "--output", str(tmp_path)]) == 0
-    assert torch.get_num_threads() == threads
+    torch.set_num_threads(3)
+    try:
+        assert cli.main(["bench", "operators", "--repeats", "1", "--output", str(tmp_path)]) == 0
+        assert torch.get_num_threads() == 3  # what it found, not what it measured last
+    finally:
+        torch.set_num_threads(threads)
     results = read_record("operators", folder=tmp_path)["results"]
     for operator in ("ssm_pack", "conv1d_pack"):
         parts = results[operator]
