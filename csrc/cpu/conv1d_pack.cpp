@@ -34,7 +34,7 @@ void forward_task(const Call<Stored>& call, int64_t tile, int64_t block, Stored*
     for (int64_t t = from; t < to; ++t) {
       convolve<W>(taps, rows + (t - from) * B, width, out);
       if (call.silu) {
-        for (int j = 0; j < B; ++j) out[j] *= sigmoid(out[j]);
+        for (int j = 0; j < B; ++j) out[j] *= sigmoid(out[j]).value;
       }
       store_block(out, n, y + t * call.channels + block * B);
     }
@@ -77,8 +77,8 @@ void backward_task(const Call<Stored>& call, const Gradients<Stored>& grad, int6
       if (call.silu) {
         convolve<W>(taps, rows + (t - from) * B, width, out);
         for (int j = 0; j < B; ++j) {
-          const Real gate = sigmoid(out[j]);
-          g[j] *= gate * (Real(1) + out[j] * (Real(1) - gate));
+          const Sigmoid<Real> gate = sigmoid(out[j]);
+          g[j] *= gate.value * (Real(1) + out[j] * gate.rest);
         }
       }
     }

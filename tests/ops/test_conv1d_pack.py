@@ -342,3 +342,16 @@ def test_exponentials_are_right_over_the_whole_range() -> None:
         expected = wide / (1 + np.exp(-wide))
         units = np.abs(y.numpy() - expected) / np.abs(expected).clip(1e-300) / torch.finfo(dtype).eps
         assert units.max() < (1.5 if exact is np.longdouble else 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_silu_far_out(dtype: torch.dtype) -> None:
+    """Where e^-x leaves the numbers: a large negative input gives nothing, and an infinite one what PyTorch gives."""
+    far = torch.tensor([-3e38, -1e4, -710.0, -200.0, -104.0, -89.0, -88.0, 0.0, 88.0, 1e4, 3e38, -torch.inf])
+    found = []
+    for backend in ("reference", "cpu"):
+        x = far.to(dtype)[:, None].requires_grad_()
+        y = conv1d_pack(x, torch.ones(1, 1), activation="silu", backend=backend)
+        found.append((y.detach(), torch.autograd.grad(y.sum(), x)[0]))
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-36, equal_nan=True)
