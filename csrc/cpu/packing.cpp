@@ -325,8 +325,8 @@ Csr next_fit(const Tensor& lengths, int64_t capacity, bool split) {
   return made;
 }
 
-// No check here: on some hosts with torch 2.11 an exception that leaves such a function ends the process. _pack.py lets
-// only contiguous int64 tensors on the host through, and an answer without offsets says that memory ran out.
+// No check here: STD_TORCH_CHECK ends the process on torch 2.11. _pack.py lets only contiguous int64 tensors on the host
+// through, and an answer without offsets says that memory ran out.
 template <auto pack, class... Arguments>
 Csr guarded(const Tensor& lengths, Arguments... arguments) {
   try {

@@ -40,7 +40,7 @@ struct Open {
 
 std::tuple<Tensor, Tensor> cut_token_budget(
     const Tensor& lengths, int64_t max_tokens, double max_padding, int64_t room) {
-  // No check here: on some hosts with torch 2.11 an exception that leaves this function ends the process.
+  // No check here: STD_TORCH_CHECK ends the process on torch 2.11.
   // cut_in_cpp in _cut.py lets only contiguous int64 tensors of one dimension on the host through.
   const int64_t n = lengths.numel();
   const int64_t* length = lengths.const_data_ptr<int64_t>();

@@ -47,8 +47,8 @@ def cut_in_cpp(lengths: Int64Array, max_tokens: int, max_padding: float, room: i
     Raises:
         ValueError: ``lengths`` is no contiguous int64 array of one dimension.
     """
-    # Checked here, because the C++ side checks nothing: on some hosts with torch 2.11 an exception thrown inside a
-    # function of the stable ABI ends the process. It reads the memory as int64, so nothing else may get there.
+    # Checked here, because the C++ side checks nothing: STD_TORCH_CHECK ends the process on torch 2.11. It reads the
+    # memory as int64, so nothing else may get there.
     if not isinstance(lengths, np.ndarray) or lengths.dtype != np.int64 or lengths.ndim != 1:
         got = f"{lengths.dtype} {list(lengths.shape)}" if hasattr(lengths, "dtype") else type(lengths).__name__
         raise ValueError(f"lengths must be a NumPy int64 array of one dimension, got {got}.")
