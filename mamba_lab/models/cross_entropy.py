@@ -34,7 +34,7 @@ def chunked_cross_entropy(
 
     Returns:
         loss_sum, the weighted sum in nats, and weight_sum, the sum of the weights that counted. Without a target both
-        are 0 and so is every gradient.
+        are 0 and so is every gradient. What ``hidden`` holds where nothing counts is not read, be it NaN.
     """
     counted = targets != IGNORE
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
@@ -42,7 +42,7 @@ def chunked_cross_entropy(
     chunk = chunk_tokens(weight.shape[0], hidden.device.type) if chunk is None else chunk
     grad = torch.is_grad_enabled()
     wants = (grad and hidden.requires_grad, grad and weight.requires_grad)
-    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, targets.clamp(min=0), share, chunk, wants)
+    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, torch.where(counted, targets, 0), share, chunk, wants)
     return loss, share.sum()
 
 
@@ -62,10 +62,12 @@ def cross_entropy_of_module(
     chunk = chunk_tokens(vocab_size, hidden.device.type)
 
     def part(h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        logits = head(h)[:, :vocab_size].to(wide)
+        logits = head(_heard(h, s))[:, :vocab_size].to(wide)
         return (F.cross_entropy(logits, t, reduction="none") * s).sum()
 
-    pieces = zip(hidden.split(chunk), targets.clamp(min=0).split(chunk), share.split(chunk), strict=True)
+    pieces = zip(
+        hidden.split(chunk), torch.where(counted, targets, 0).split(chunk), share.split(chunk), strict=True
+    )
     losses = [checkpoint(part, *piece, use_reentrant=False) for piece in pieces]
     return torch.stack(losses).sum(), share.sum()
 
@@ -73,6 +75,11 @@ def cross_entropy_of_module(
 def chunk_tokens(vocab_size: int, device: str) -> int:
     """Tokens whose logits are made at a time: set by V and the kind of device alone, never by T."""
     return max(_CHUNK_LOGITS.get(device, _CHUNK_LOGITS_ELSEWHERE) // vocab_size, 64)
+
+
+def _heard(hidden: Tensor, share: Tensor) -> Tensor:
+    """``hidden`` where a token counts, otherwise 0: a share of 0 times NaN would be NaN."""
+    return torch.where(share[:, None] != 0, hidden, 0)
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -91,7 +98,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             W = weight.to(narrow)
             for start in range(0, hidden.shape[0], chunk):
                 piece = slice(start, start + chunk)
-                h, t, s = hidden[piece].to(narrow), targets[piece, None], share[piece]
+                t, s = targets[piece, None], share[piece]
+                h = _heard(hidden[piece], s).to(narrow)
                 logs = torch.log_softmax(F.linear(h, W), 1, dtype=share.dtype)
                 loss -= (logs.gather(1, t)[:, 0] * s).sum()
                 if dhidden is None and dweight is None:

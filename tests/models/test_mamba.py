@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounter
 
 from mamba_lab.batching import Boundaries, chunk_fixed, pack_collate, pad_collate
 from mamba_lab.models import MambaConfig, MambaLM
-from mamba_lab.models.cross_entropy import chunk_tokens, chunked_cross_entropy
+from mamba_lab.models.cross_entropy import chunk_tokens, chunked_cross_entropy, cross_entropy_of_module
 from mamba_lab.models.mamba import MambaBlock
 
 LENGTHS = [4, 2, 3, 7]
@@ -196,6 +196,41 @@ def test_the_models_loss_is_that_of_its_logits(module: bool) -> None:
     torch.testing.assert_close(total, share[targets >= 0].sum())
     for name, grad in gradients(model).items():
         torch.testing.assert_close(grad, wanted[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_what_does_not_count_may_be_anything(module: bool, broken: float) -> None:
+    """NaN behind a target of -100, or a weight of 0, reaches neither the loss nor a gradient."""
+    found = []
+    for value in (0.0, broken):
+        hidden, weight = (torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (16, 50))
+        targets, share = some_ids(16), torch.ones(16)
+        targets[[2, 9]], share[5] = -100, 0.0
+        hidden[[2, 5, 9]] = value
+        for leaf in (hidden, weight):
+            leaf.requires_grad_()
+        if module:
+            loss, total = cross_entropy_of_module(hidden, lambda h, W=weight: h @ W.T, 50, targets, share)
+        else:
+            loss, total = chunked_cross_entropy(hidden, weight, targets, share, chunk=3)
+        loss.backward()
+        found.append((loss.detach(), total, hidden.grad, weight.grad))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    assert found[0][1] == 13
+    assert found[1][2][[2, 5, 9]].eq(0).all()
+
+
+@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize("target", [-1, -99, -101, 50])
+def test_a_target_outside_the_vocabulary_trains_towards_nothing(module: bool, target: int) -> None:
+    """Where ids are not looked at (on a GPU, in a compiled model) the loss itself refuses one."""
+    hidden, weight, targets = torch.randn(4, 8), torch.randn(50, 8), torch.tensor([1, target, -100, 2])
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        if module:
+            cross_entropy_of_module(hidden, lambda h: h @ weight.T, 50, targets)
+        else:
+            chunked_cross_entropy(hidden, weight, targets)
 
 
 @pytest.mark.parametrize("module", [False, True])
