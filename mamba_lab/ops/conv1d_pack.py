@@ -10,6 +10,7 @@ from mamba_lab.batching.boundaries import Boundaries
 
 from . import _conv1d_ops, reference
 from ._arguments import Arguments
+from ._forward_mode import refuse_tangents
 from ._resolve import resolve
 
 WIDEST = 256
@@ -88,10 +89,12 @@ def conv1d_pack(
 
     Returns:
         y [T, D] in x's dtype; with ``return_final_state`` also final_state [S, D, W - 1]. All floating-point arguments
-        get gradients. A second derivative needs ``backend="reference"``.
+        get gradients. A second derivative, forward mode and ``torch.func``'s transforms (all but ``vmap``)
+        need ``backend="reference"``.
 
     Raises:
         ValueError: an argument of the wrong kind, shape, dtype or device.
+        RuntimeError: an argument with a forward-mode tangent (``torch.func.jvp``) on a native backend.
         NativeUnavailable: the backend asked for is not available here.
     """
     arguments = Arguments("conv1d_pack", "x", x)
@@ -119,6 +122,7 @@ def conv1d_pack(
             initial_state=initial_state,
         )
     else:
+        refuse_tangents("conv1d_pack", x, weight, bias, initial_state)
         run = _conv1d_ops.FORWARD[chosen]
         y, final_state = run(x, weight, bias, silu, cu_seqlens, order, initial_state, return_final_state)
     return (y, final_state) if return_final_state else y

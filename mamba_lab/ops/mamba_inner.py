@@ -20,6 +20,7 @@ from torch import Tensor
 from mamba_lab.batching.boundaries import Boundaries
 
 from ._arguments import Arguments
+from ._forward_mode import refuse_tangents
 from ._resolve import resolve
 from ._schemas import REGISTERED, operator
 from .reference import wide_dtype
@@ -71,6 +72,8 @@ def mamba_inner(
     arguments.parameter("D", D, "D")
     arguments.parameter("dt_bias", dt_bias, "D")
     cu_seqlens, order = arguments.boundaries(boundaries)
+    weights = (x_weight, dt_weight, dt_bias, A, D, out_weight, out_bias)
+    refuse_tangents("a Mamba block", xz, conv_weight, conv_bias, *weights)
     device, narrow = xz.device.type, out_weight.dtype
     if torch.is_autocast_enabled(device) and narrow != torch.float64:
         narrow = torch.get_autocast_dtype(device)

@@ -10,6 +10,7 @@ from mamba_lab.batching.boundaries import Boundaries
 
 from . import _ssm_ops, reference
 from ._arguments import Arguments
+from ._forward_mode import refuse_tangents
 from ._resolve import resolve
 
 
@@ -110,10 +111,12 @@ def ssm_pack(
 
     Returns:
         y [T, D] in u's dtype; with ``return_final_state`` also final_state [S, D, N]. All floating-point arguments get
-        gradients. A second derivative needs ``backend="reference"``.
+        gradients. A second derivative, forward mode and ``torch.func``'s transforms (all but ``vmap``)
+        need ``backend="reference"``.
 
     Raises:
         ValueError: an argument of the wrong kind, shape, dtype or device.
+        RuntimeError: an argument with a forward-mode tangent (``torch.func.jvp``) on a native backend.
         NativeUnavailable: the backend asked for is not available here.
     """
     arguments = Arguments("ssm_pack", "u", u)
@@ -137,6 +140,7 @@ def ssm_pack(
             u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens=cu_seqlens, initial_state=initial_state
         )
     else:
+        refuse_tangents("ssm_pack", u, delta, A, B, C, D, z, delta_bias, initial_state)
         run = _ssm_ops.FORWARD[chosen]
         y, final_state, _ = run(
             u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens, order, initial_state, return_final_state
