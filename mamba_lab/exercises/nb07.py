@@ -124,13 +124,20 @@ def _resets_at(*starts: int) -> Model:
 
 
 def _heard(
-    f: Model, xs: Numbers, tokens: Iterable[tuple[int, ...]], changed: Callable[[float, float], bool]
+    f: Model,
+    xs: Numbers,
+    tokens: Iterable[tuple[int, ...]],
+    changed: Callable[[float, float], bool],
+    *,
+    change: Callable[[float], float] = lambda x: x + 1,
+    back: bool = True,
 ) -> set[tuple[int, int]]:
-    """(token changed, output that noticed), where each tuple of ``tokens`` is changed together."""
-    before = f(list(xs))
+    """(token changed, output that noticed), where each tuple of ``tokens`` is changed together, and put ``back``."""
+    before, now = f(list(xs)), list(xs)
     found: set[tuple[int, int]] = set()
     for group in tokens:
-        after = f([x + 1 if s in group else x for s, x in enumerate(xs)])
+        now = [change(x) if s in group else x for s, x in enumerate(xs if back else now)]
+        after = f(list(now))
         found |= {(group[0], t) for t in range(len(xs)) if changed(before[t], after[t])}
     return found
 
@@ -148,9 +155,11 @@ def _pairs(
     changed: Callable[[float, float], bool] = lambda before, after: before != after,
     keep: Callable[[int, int], bool] = lambda speaker, hearer: speaker != hearer,
     hears: Callable[[list[int], int], bool] = lambda lengths, t: True,
+    change: Callable[[float], float] = lambda x: x + 1,
+    back: bool = True,
 ) -> Pairs:
     number = _numbers(lengths)
-    heard = _heard(f, xs, tokens(lengths), changed)
+    heard = _heard(f, xs, tokens(lengths), changed, change=change, back=back)
     pairs = {(number[s], number[t]) for s, t in heard if hears(lengths, t)}
     return sorted(pair for pair in pairs if keep(*pair))
 
@@ -158,6 +167,13 @@ def _pairs(
 def _documents(lengths: list[int]) -> list[tuple[int, ...]]:
     ends = [0, *itertools.accumulate(lengths)]
     return [tuple(range(a, b)) for a, b in itertools.pairwise(ends) if a < b]
+
+
+def _no_real_change(answer: Pairs, f: Model, xs: Numbers, lengths: list[int]) -> bool:
+    """Nothing found, or what is found where a factor 2, or the number 0 or 1 itself, is taken for a change."""
+    changes: list[Callable[[float], float]] = [lambda x: 2 * x, lambda x: -x, lambda x: 0.0, lambda x: 1.0]
+    found = [_pairs(f, xs, lengths, change=change) for change in changes]
+    return [tuple(pair) for pair in answer] in [[], *found]
 
 
 def _every_time(f: Model, xs: Numbers, lengths: list[int]) -> Pairs:
@@ -179,6 +195,7 @@ check_who_hears = Exercise(
         case(f=_linear_layer, xs=[2.0, 5.0], lengths=[1, 1]),
         case(f=_scan, xs=[2.0, 5.0], lengths=[1, 1]),
         case(f=_scan, xs=[1.0, 2.0, 3.0], lengths=[1, 1, 1]),
+        case(f=_scan, xs=[0.0, 1.0, 0.0], lengths=[1, 1, 1]),
         case(f=_resets_at(2), xs=[1.0, 2.0, 3.0, 4.0], lengths=[2, 2]),
         case(f=_hears_tokens_back(1), xs=[1.0, 2.0, 3.0, 4.0, 5.0], lengths=[2, 2, 1]),
         case(f=_first_token, xs=[4.0, 3.0, 2.0, 1.0], lengths=[2, 2]),
@@ -223,6 +240,19 @@ check_who_hears = Exercise(
             ),
         ),
         Mistake(
+            "looks only at the last output",
+            "The last output of a document may hear nothing, and an earlier one something. Compare all of them.",
+            wrong=lambda f, xs, lengths: _pairs(
+                f, xs, lengths, hears=lambda lengths, t: t in {d[-1] for d in _documents(lengths)}
+            ),
+        ),
+        Mistake(
+            "the change is never put back",
+            "Each run has the changes of the runs before it, so what one token did is put down to the next ones too. "
+            "Begin each run with a fresh copy of xs.",
+            wrong=lambda f, xs, lengths: _pairs(f, xs, lengths, back=False),
+        ),
+        Mistake(
             "only the next document",
             "A scan is heard by all documents that follow, not only by the next one.",
             wrong=lambda f, xs, lengths: _pairs(f, xs, lengths, keep=lambda a, b: b == a + 1),
@@ -244,6 +274,17 @@ check_who_hears = Exercise(
             wrong=lambda f, xs, lengths: _pairs(
                 f, xs, lengths, changed=lambda before, after: abs(before - after) > 1e-5
             ),
+        ),
+        Mistake(
+            "right pairs, wrong order",
+            "All pairs are there, each once. Sort them: return sorted(pairs).",
+            when=lambda answer, f, xs, lengths: sorted(map(list, answer)) == [*map(list, _pairs(f, xs, lengths))],
+        ),
+        Mistake(
+            "no real change",
+            "In some runs f gets the numbers that it got before: 2 * 0 and -0 are 0, and an output that is compared "
+            "with itself never moves. Add something to the token, and compare with a run before it.",
+            when=_no_real_change,
         ),
         Mistake(
             "pairs of tokens",
@@ -306,7 +347,8 @@ check_earliest = Exercise(
         ),
         Mistake(
             "one block only",
-            "This is right for one block. What the second one hears has heard something itself.",
+            "This is right for one block. The second block hears outputs of the first, and each of those has heard "
+            "earlier tokens itself.",
             wrong=lambda lengths, W, blocks: _earliest(lengths, W, 1),
         ),
         Mistake(

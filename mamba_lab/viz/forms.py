@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from mamba_lab.viz.colours import CARD, GRID, INK, LEAK, MUTED
 from mamba_lab.viz.figure import text_width
@@ -17,6 +17,7 @@ from mamba_lab.viz.style import SMALL, TEXT, WIDTH, style
 _LINE = 0.33  # inches, the height of a cell
 _WIDEST = 0.62  # inches, where the page has room
 _GAP = 0.25  # cells between two lines
+_SKY = 0.9  # cells above the row, for arrows
 
 
 def row_with_forms(
@@ -27,6 +28,7 @@ def row_with_forms(
     crossed: Mapping[str, Collection[int]] | None = None,
     words: Words | None = None,
     boundaries: bool = True,
+    arrows: Sequence[tuple[int, int]] = (),
 ) -> Figure:
     """A row's tokens and one line a form below them.
 
@@ -38,9 +40,10 @@ def row_with_forms(
         crossed: places of ``below`` that are wrong, by name: red and struck out.
         words: as in :func:`mamba_lab.viz.rows.draw_rows`.
         boundaries: draws a wall at each sequence's start.
+        arrows: (from, to) tokens of leaks, drawn above the row in place of those that cross each start.
 
     Raises:
-        ValueError: more or fewer rows than one; a line of another length; an edge outside the row.
+        ValueError: more or fewer rows than one; a line of another length; an edge or an arrow outside the row.
     """
     groups = rows_of(row)
     rows = [one for group in groups for one in group]
@@ -53,15 +56,20 @@ def row_with_forms(
     for name, places in edges.items():
         if any(not 0 <= place <= length for place in places):
             raise ValueError(f"edges[{name!r}] is {list(places)}: expected places from 0 to {length}")
-    columns, height = size_in_cells(groups, boundaries=boundaries, leaks=not boundaries)
+    for ends in arrows:
+        if any(not 0 <= place < length for place in ends):
+            raise ValueError(f"arrows has {ends}: expected tokens from 0 to {length - 1}")
+    leaks = not boundaries and not arrows
+    sky = _SKY if arrows else 0.0
+    columns, height = size_in_cells(groups, boundaries=boundaries, leaks=leaks)
     tall = height + (1 + _GAP) * (len(below) + len(edges))
     named = max(text_width(name, TEXT) for name in ("token", *below, *edges)) / 72 + 0.25
     cell = min(_WIDEST, (WIDTH - named - 0.16) / columns)
     with style():
-        fig = Figure(figsize=(WIDTH, _LINE * tall + 0.14))
+        fig = Figure(figsize=(WIDTH, _LINE * (tall + sky) + 0.14))
         whole = fig.get_figheight()
-        ax = fig.add_axes((named / WIDTH, 0.07 / whole, cell * columns / WIDTH, _LINE * tall / whole))
-        draw_rows(row, words=words, ax=ax, boundaries=boundaries)
+        ax = fig.add_axes((named / WIDTH, 0.07 / whole, cell * columns / WIDTH, _LINE * (tall + sky) / whole))
+        draw_rows(row, words=words, ax=ax, boundaries=boundaries, leaks=leaks)
         y = ax.get_ylim()[0]
         margin = -ax.get_xlim()[0]
         _name(ax, "token", y - margin - 0.5)
@@ -79,8 +87,20 @@ def row_with_forms(
             _name(ax, name, y + 0.6)
             _edges(ax, y, places)
             y += 1 + _GAP
-        ax.set_ylim(tall, 0)
+        top = height - margin - 1  # of the row's cells
+        for start, stop in arrows:
+            _arrow(ax, start, stop, top - 0.04)
+        ax.set_ylim(tall, -sky)
     return fig
+
+
+def _arrow(ax: Axes, start: int, stop: int, y: float) -> None:
+    """An arc of one height, however far it goes, so that several from one token stay apart by where they end."""
+    bend = -min(0.5, 0.75 / max(1, abs(stop - start))) if start < stop else min(0.5, 0.75 / max(1, abs(stop - start)))
+    arrow = FancyArrowPatch((start + 0.5, y), (stop + 0.5, y), arrowstyle="-|>", mutation_scale=11, shrinkA=0,
+                            shrinkB=0, connectionstyle=f"arc3,rad={bend}", gid="arrow", clip_on=False)  # fmt: skip
+    arrow.set(color=LEAK, linewidth=1.7, linestyle=(0, (3, 1.4)), zorder=6)
+    ax.add_patch(arrow)
 
 
 def _name(ax: Axes, name: str, y: float) -> None:

@@ -2,6 +2,7 @@
 
 A row is an output, a column an input. Inside a document a cell has the document's colour, pale where the dependence is
 weak. A red cell with a cross is a leak: the two tokens belong to different documents. An empty cell is an exact zero.
+Shades are relative to the strongest cell of their own square, on a logarithmic scale, which a line below them says.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _ACROSS = 2  # squares side by side, where there are more than one
 _SQUARE, _SINGLE = 2.95, 4.2  # inches, of one of several squares, and of one alone
 _DECADES = 4  # the palest cell is this many powers of ten below the strongest
 _PALEST = 0.35
+_LEGEND = "shade: logarithmic, from the strongest cell of each map (full) to 1/10,000 of it or less (palest)"
+_FOOT = 0.2  # inches, for the legend
 _MOST_CROSSES = 40  # tokens; above it a cell is too small for a cross
 
 
@@ -71,7 +74,7 @@ def leak_maps(maps: Mapping[str, object], lengths: Sequence[int], *, picked: int
     down = -(-len(values) // across)
     with style():
         side, margin = (_SINGLE, 1.6) if len(values) == 1 else (_SQUARE, 0.6)
-        height = down * (side + 0.85) + 0.1
+        height = down * (side + 0.85) + 0.1 + _FOOT
         fig = Figure(figsize=(WIDTH, height))
         step = side + (WIDTH - across * side - 0.75) / across
         for i, (name, sizes) in enumerate(values.items()):
@@ -81,6 +84,7 @@ def leak_maps(maps: Mapping[str, object], lengths: Sequence[int], *, picked: int
             _square(ax, sizes, lengths, picked)
             leaks, possible = count_leaks(sizes, lengths)
             ax.set_title(f"{name}: {leaks} of {possible} leak", fontsize=TITLE, pad=6)
+        fig.text(0.6 / WIDTH, 0.1 / height, _LEGEND, fontsize=SMALL, color=INK)
     return fig
 
 

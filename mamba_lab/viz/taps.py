@@ -31,8 +31,8 @@ def tap_table(
 ) -> Figure:
     """One column a token of a pack, one line a tap, and below them how many taps reach.
 
-    A cell has the word that its tap reads, in its document's colour. A word of another sequence is red and struck out;
-    beyond the row there is nothing.
+    A cell has the word that its tap reads, in its document's colour. A word of another sequence stands in a red frame
+    and is struck out in red below its letters; beyond the row there is nothing.
 
     Args:
         lengths: tokens of each sequence, at most 24 in all; an empty sequence has no column.
@@ -102,13 +102,14 @@ def _name(ax: Axes, name: str, y: float) -> None:
 
 
 def _cell(ax: Axes, t: int, y: float, text: str, colour: str, cut: bool = False) -> None:
-    box = Rectangle((t + 0.03, y + 0.04), 0.94, 0.92, facecolor=colour, edgecolor=LEAK if cut else GRID, linewidth=0.8,
-                    gid="cut" if cut else None)  # fmt: skip
+    box = Rectangle((t + 0.03, y + 0.04), 0.94, 0.92, facecolor=colour, edgecolor=LEAK if cut else GRID,
+                    linewidth=1.4 if cut else 0.8, gid="cut" if cut else None)  # fmt: skip
     ax.add_patch(box)
-    ax.text(t + 0.5, y + 0.5, text, ha="center", va="center_baseline", fontsize=SMALL, color=LEAK if cut else INK,
-            parse_math=False)  # fmt: skip
+    ax.text(t + 0.5, y + 0.5, text, ha="center", va="center_baseline", fontsize=SMALL, color=INK, parse_math=False,
+            zorder=4)  # fmt: skip
     if cut:
-        ax.plot([t + 0.1, t + 0.9], [y + 0.85, y + 0.15], color=LEAK, linewidth=1.1, linestyle="-")
+        # Below the letters and pale, so that the word can still be read.
+        ax.plot([t + 0.06, t + 0.94], [y + 0.9, y + 0.1], color=LEAK, linewidth=1.6, linestyle="-", alpha=0.5, zorder=3)
 
 
 def _arrow(ax: Axes, source: int, token: int, y: float, k: int, cut: bool) -> None:

@@ -117,6 +117,33 @@ def never_restored(f, xs, lengths):
     return [] if f(xs) == before else [(0, 1)]
 
 
+def not_put_back(f, xs, lengths):
+    number, before, now, pairs = number_of(lengths).tolist(), f(xs), list(xs), set()
+    for s in range(len(xs)):
+        now[s] += 1
+        after = f(now)
+        pairs |= {(number[s], number[t]) for t in range(len(xs)) if after[t] != before[t] and number[s] != number[t]}
+    return sorted(pairs)
+
+
+def changed_to(change):
+    """The solution with another change in place of + 1."""
+
+    def f(model, xs, lengths):
+        number, before, pairs = number_of(lengths).tolist(), model(xs), set()
+        for s in range(len(xs)):
+            after = model([change(x) if i == s else x for i, x in enumerate(xs)])
+            pairs |= {(number[s], number[t]) for t in range(len(xs)) if after[t] != before[t]}
+        return sorted(pair for pair in pairs if pair[0] != pair[1])
+
+    return f
+
+
+@pytest.mark.parametrize("change", [lambda x: x, lambda x: 2 * x, lambda x: -x, lambda x: 0.0, lambda x: 1.0])
+def test_who_hears_without_a_real_change(change):
+    assert check_who_hears.run(changed_to(change)).mistake == "no real change"
+
+
 def test_who_hears_wrong_answers():
     assert_stub_fails(check_who_hears, stub)
     assert_wrong_answers(
@@ -126,6 +153,10 @@ def test_who_hears_wrong_answers():
             "changes only the first token": variant(groups=lambda lengths: [d[:1] for d in spans(lengths)]),
             "changes only the last token": variant(groups=lambda lengths: [d[-1:] for d in spans(lengths)]),
             "looks only at the first output": variant(outputs=lambda lengths: [d[0] for d in spans(lengths)]),
+            "looks only at the last output": variant(outputs=lambda lengths: [d[-1] for d in spans(lengths) if d]),
+            "the change is never put back": not_put_back,
+            "no real change": changed_to(lambda x: 2 * x),
+            "right pairs, wrong order": lambda f, xs, lengths: who_hears(f, xs, lengths)[::-1],
             "only the next document": variant(leak=lambda a, b: b == a + 1),
             "only later documents": variant(leak=lambda a, b: a < b),
             "its own document counts": variant(leak=lambda a, b: True),

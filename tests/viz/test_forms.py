@@ -95,3 +95,19 @@ def test_wrong_input_is_named(arguments: tuple, message: str) -> None:
 def test_an_edge_outside_the_row_is_named(place: int) -> None:
     with pytest.raises(ValueError, match=r"edges\['cu'\] is .* expected places from 0 to 16"):
         row_with_forms(PACK, {}, edges={"cu": [place]})
+
+
+def test_arrows_go_where_they_are_asked_to() -> None:
+    rows = row_with_forms(PACK, {"a": [""] * 16}, boundaries=False, arrows=[(3, 4), (3, 6)])
+    check_labels(rows)
+    gids = [p.get_gid() for p in rows.axes[0].patches]
+    assert gids.count("arrow") == 2
+    assert gids.count("leak") == 0
+    without = row_with_forms(PACK, {"a": [""] * 16}, boundaries=False)
+    assert [p.get_gid() for p in without.axes[0].patches].count("leak") == 3
+    assert without.axes[0].get_ylim()[1] == 0
+    assert rows.axes[0].get_ylim()[1] < 0, "room for the arrows"
+    ends = [p._posA_posB for p in rows.axes[0].patches if p.get_gid() == "arrow"]
+    assert [(a[0], b[0]) for a, b in ends] == [(3.5, 4.5), (3.5, 6.5)]
+    with pytest.raises(ValueError, match=r"arrows has \(3, 16\): expected tokens from 0 to 15"):
+        row_with_forms(PACK, {}, arrows=[(3, 16)])

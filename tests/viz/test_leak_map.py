@@ -47,6 +47,13 @@ def test_weak_is_paler_and_never_invisible() -> None:
     assert drawn[2, 2] != pytest.approx(to_rgb("white"), abs=0.05)
 
 
+def test_a_line_explains_the_shades() -> None:
+    fig = leak_maps({"m": CAUSAL}, LENGTHS)
+    (text,) = (text.get_text() for text in fig.texts)
+    assert "logarithmic" in text
+    assert "1/10,000" in text
+
+
 def test_every_map_gets_a_square_of_its_own() -> None:
     names = ["one", "two", "three", "four"]
     fig = leak_maps(dict.fromkeys(names, CAUSAL), LENGTHS)

@@ -36,6 +36,15 @@ def test_taps_behind_a_start_are_cut_and_beyond_the_row_there_are_none() -> None
     ]
 
 
+def test_a_cut_word_stands_above_its_stroke() -> None:
+    ax = tap_table([1, 1], 2).axes[0]
+    strokes = [line for line in ax.lines if to_hex(line.get_color()).upper() == LEAK]
+    assert len(strokes) == 1
+    word = [text for text in ax.texts if text.get_text() == "A0"][-1]
+    assert word.get_zorder() > strokes[0].get_zorder()
+    assert to_hex(word.get_color()) == "#1a1a1a"
+
+
 def test_ahead_the_table_has_the_readers() -> None:
     fig = tap_table([2, 2], 3, ahead=True)
     assert texts(fig)[10:] == [
