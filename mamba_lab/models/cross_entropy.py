@@ -65,9 +65,7 @@ def cross_entropy_of_module(
         logits = head(_heard(h, s))[:, :vocab_size].to(wide)
         return (F.cross_entropy(logits, t, reduction="none") * s).sum()
 
-    pieces = zip(
-        hidden.split(chunk), torch.where(counted, targets, 0).split(chunk), share.split(chunk), strict=True
-    )
+    pieces = zip(hidden.split(chunk), torch.where(counted, targets, 0).split(chunk), share.split(chunk), strict=True)
     losses = [checkpoint(part, *piece, use_reentrant=False) for piece in pieces]
     return torch.stack(losses).sum(), share.sum()
 

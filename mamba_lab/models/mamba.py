@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
 from typing import Any
 
@@ -19,7 +19,7 @@ from .cross_entropy import chunked_cross_entropy, cross_entropy_of_module
 from .initialise import initialise
 from .mixer import MambaMixer, MixerState
 from .norm import LayerNorm, RMSNorm
-from .plain import why_not_plain
+from .plain import same_values, why_not_plain
 
 
 def _norm(config: MambaConfig) -> nn.Module:
@@ -100,8 +100,8 @@ class MambaLM(nn.Module):
         self.backbone = MambaBackbone(config, backend)
         self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False)
         initialise(self, config)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.backbone.embedding.weight
+        self.tie_weights()
+        self.register_load_state_dict_post_hook(_tie_again)
 
     def forward(
         self,
@@ -144,6 +144,23 @@ class MambaLM(nn.Module):
         scores: Tensor = self.lm_head(hidden)
         return scores[:, : self.config.vocab_size]
 
+    def tie_weights(self) -> None:
+        """Make the output layer the embedding once more, where ``config.tie_embeddings`` says so.
+
+        ``to_empty`` and ``load_state_dict`` do it by themselves. Code that puts a new parameter in the place of one of
+        the two breaks the tie, and ``save_pretrained`` then refuses a model whose two weights differ.
+        """
+        if self.config.tie_embeddings:
+            self.lm_head.weight = self.backbone.embedding.weight
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> MambaLM:
+        # to_empty makes a new parameter for each name that an old one had.
+        tied = _own_weight(self.lm_head) is _own_weight(self.backbone.embedding) is not None
+        super()._apply(fn, recurse)
+        if tied:
+            self.tie_weights()
+        return self
+
     def set_gradient_checkpointing(self, on: bool = True) -> None:
         """Keep only each block's input, and run the block again in the backward pass: less memory, a third slower."""
         self.backbone.gradient_checkpointing = on
@@ -168,6 +185,19 @@ class MambaLM(nn.Module):
         from .checkpoint import save_pretrained
 
         save_pretrained(self, folder, **options)
+
+
+def _own_weight(layer: nn.Module) -> nn.Parameter | None:
+    return layer._parameters.get("weight")
+
+
+def _tie_again(model: MambaLM, _: object) -> None:
+    """After ``load_state_dict(..., assign=True)``, which makes two parameters of one. Different values stay apart."""
+    head, embedding = _own_weight(model.lm_head), _own_weight(model.backbone.embedding)
+    if head is None or embedding is None or head is embedding or not model.config.tie_embeddings:
+        return
+    if head.shape == embedding.shape and same_values(head, embedding):
+        model.tie_weights()
 
 
 __all__ = ["MambaBackbone", "MambaBlock", "MambaLM", "MambaMixer", "MixerState"]

@@ -1,9 +1,9 @@
-"""Whether a layer is what its class says: only then may a fused path read its weights instead of calling it."""
+"""Whether a layer is what its class says, so that its weights may be read instead; and whether two weights are one."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -28,3 +28,10 @@ def why_not_plain(layer: nn.Module, kind: type[nn.Module]) -> str | None:
         if weight is not None and type(weight) not in (nn.Parameter, torch.Tensor):
             return f"has a {name} that is a {type(weight).__name__}"
     return None
+
+
+def same_values(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors of one shape hold the same numbers; NaN equals NaN, and what has no values equals nothing."""
+    if one.is_meta or two.is_meta or one.device != two.device or one.dtype != two.dtype:
+        return False
+    return one.data_ptr() == two.data_ptr() or torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mamba_lab.batching._checks import shown
+
 from .layouts import CONFIG, WEIGHTS
 
 Fetch = Callable[[str], Path | None]
@@ -23,7 +25,7 @@ def source(path_or_id: str | os.PathLike[str], revision: str | None = None) -> F
     Raises:
         ValueError: neither a folder nor the form of a hub id.
     """
-    folder = Path(path_or_id)
+    folder = as_path(path_or_id, "path_or_hub_id")
     if folder.is_dir():
         return lambda name: folder / name if (folder / name).is_file() else None
     text = os.fspath(path_or_id)
@@ -47,6 +49,18 @@ def source(path_or_id: str | os.PathLike[str], revision: str | None = None) -> F
             raise ValueError(f"{text!r} is no folder here, and the Hub does not give {name}: {error}") from error
 
     return fetch
+
+
+def as_path(value: str | os.PathLike[str], name: str) -> Path:
+    """``value`` as a path.
+
+    Raises:
+        ValueError: neither a string nor a path, or an empty one, which would mean the working folder.
+    """
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise ValueError(f"{name} must be a path or a string with one, got {shown(value)}. For this folder write '.'.")
+    return Path(text)
 
 
 def read_config(fetch: Fetch) -> dict[str, Any]:
@@ -109,18 +123,30 @@ def read_file(path: Path) -> dict[str, Tensor]:
             raise ValueError(
                 f"{path.name} is damaged, or holds more than tensors, and is not unpickled ({first})."
             ) from error
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    ):
         raise ValueError(f"{path.name} must hold tensors by name. Save model.state_dict(), not the model.")
+    for name, value in found.items():
+        if value.is_meta or value.layout != torch.strided:
+            kind = "on meta, without values" if value.is_meta else f"of layout {value.layout}"
+            raise ValueError(f"{path.name}: {name} is {kind}. Save plain dense tensors.")
     return found
 
 
 def write_checkpoint(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], file: str) -> None:
     """Write both files beside their places, then rename them: a reader never sees half a file.
 
+    The old configuration is removed before the new weights take their place. A process that is killed in between leaves
+    a folder that does not load, never one save's weights under another's configuration.
+
     Raises:
-        ValueError: the folder has weights in another file, which a reader might take for these.
+        ValueError: the folder has weights in another file, which a reader might take for these, or cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"folder: {str(folder)!r} cannot be made ({error}). Choose another place.") from error
     for other in WEIGHTS:
         if other != file and (folder / other).exists():
             raise ValueError(
@@ -135,9 +161,12 @@ def write_checkpoint(folder: Path, config: dict[str, Any], weights: dict[str, Te
         else:
             torch.save(weights, temporary[file])
         temporary[CONFIG].write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        # safetensors makes files for their owner alone; the configuration has the mode that the user's umask gives.
+        temporary[file].chmod(temporary[CONFIG].stat().st_mode & 0o777)
         for path in temporary.values():
             with open(path, "rb") as written:
                 os.fsync(written.fileno())
+        (folder / CONFIG).unlink(missing_ok=True)
         for name, path in temporary.items():
             os.replace(path, folder / name)
     finally:

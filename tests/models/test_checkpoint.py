@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from mamba_lab.models.layouts import EMBEDDING
 safetensors = pytest.importorskip("safetensors.torch")
 
 CONFIG = MambaConfig(d_model=16, n_layer=2, vocab_size=50, d_state=4)
+PAD = torch.arange(50, 56)
 
 
 def make(**change: object) -> MambaLM:
@@ -271,6 +273,114 @@ def test_files_are_renamed_and_never_rewritten_in_place(tmp_path: Path, monkeypa
         assert file.read() == content  # who had it open still has the old one
         assert path.read_bytes() != content
         file.close()
+
+
+def test_a_save_that_is_killed_leaves_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models of the same shapes that differ in their configuration: killed after the weights are in place."""
+    make().save_pretrained(tmp_path)
+    moved, replace = [], os.replace
+
+    def killed(old: Path, new: Path) -> None:
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(replace(old, new))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make(residual_in_fp32=False).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"the checkpoint has no config\.json"):
+        MambaLM.from_pretrained(tmp_path)
+    make(residual_in_fp32=False).save_pretrained(tmp_path)
+    assert not MambaLM.from_pretrained(tmp_path).config.residual_in_fp32
+
+
+@pytest.mark.parametrize("format", ["mamba_ssm", "huggingface"])
+def test_the_files_have_the_mode_of_the_umask(format: str, tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        make().save_pretrained(tmp_path / "a", format=format)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "a").iterdir()} == {0o640}
+
+
+@pytest.mark.parametrize("format", ["mamba_ssm", "huggingface"])
+def test_a_head_of_its_own_is_not_lost(format: str, tmp_path: Path) -> None:
+    model = make()
+    model.lm_head.weight = torch.nn.Parameter(torch.randn(56, 16))
+    logits = model(torch.arange(9)[None])
+    with pytest.raises(ValueError, match=r"lm_head.weight differs from backbone.embedding.weight, .* tie_weights\(\)"):
+        model.save_pretrained(tmp_path / "a", format=format)
+    assert not (tmp_path / "a").exists()
+    # What the message offers: either keeps what it says.
+    model.config = dataclasses.replace(model.config, tie_embeddings=False)
+    model.save_pretrained(tmp_path / "both", format=format)
+    assert torch.equal(MambaLM.from_pretrained(tmp_path / "both")(torch.arange(9)[None]), logits)
+    model.config = dataclasses.replace(model.config, tie_embeddings=True)
+    model.tie_weights()
+    model.save_pretrained(tmp_path / "one", format=format)
+    same(model, MambaLM.from_pretrained(tmp_path / "one"))
+
+
+@pytest.mark.parametrize("first", ["lm_head.weight", EMBEDDING])
+def test_a_file_with_a_head_of_its_own_is_in_the_report(first: str, tmp_path: Path) -> None:
+    model = make()
+    model.save_pretrained(tmp_path)
+    head = torch.randn(56, 16)
+
+    def edit(state: dict[str, Tensor]) -> None:
+        both = {EMBEDDING: state.pop(EMBEDDING), "lm_head.weight": head}
+        del state["lm_head.weight"]
+        state.update({first: both.pop(first)} | both)
+
+    change(tmp_path, edit)
+    with pytest.raises(ValueError, match=r"untied \(1\):\n    lm_head.weight is not the embedding, but tie_embeddings"):
+        MambaLM.from_pretrained(tmp_path)
+    same(model, MambaLM.from_pretrained(tmp_path, strict=False))
+    # Padding rows have no id: a head that differs there is the same head.
+    change(tmp_path, lambda state: state.update({"lm_head.weight": state[EMBEDDING].clone().index_fill_(0, PAD, 7.0)}))
+    same(model, MambaLM.from_pretrained(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda state: {1: torch.ones(1)}, "must hold tensors by name"),
+        (lambda state: state | {EMBEDDING: state[EMBEDDING].to_sparse()}, f"{EMBEDDING} is of layout torch.sparse_coo"),
+        (lambda state: state | {EMBEDDING: state[EMBEDDING].to("meta")}, f"{EMBEDDING} is on meta, without values"),
+        (lambda state: {k: v.to(torch.int8) for k, v in state.items()}, r"is torch.int8 in the file, .* not quantised"),
+        (lambda state: {k: v.to(torch.complex64) for k, v in state.items()}, "is torch.complex64 in the file"),
+        (lambda state: {"lm_head.weight": torch.ones(56, 16, dtype=torch.int8)}, "lm_head.weight is torch.int8"),
+    ],
+)
+def test_weights_of_another_kind(edit: object, message: str, tmp_path: Path) -> None:
+    model = make()
+    model.save_pretrained(tmp_path)
+    torch.save(edit(dict(model.state_dict())), tmp_path / "pytorch_model.bin")  # type: ignore[operator]
+    with pytest.raises(ValueError, match=message):
+        MambaLM.from_pretrained(tmp_path)
+
+
+def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    for place in ("file", "file/below"):
+        with pytest.raises(ValueError, match=f"folder: '{place}' cannot be made .* Choose another place"):
+            make().save_pretrained(place)
+    for nothing in ("", None, b"bytes"):
+        with pytest.raises(ValueError, match="folder must be a path or a string with one"):
+            make().save_pretrained(nothing)
+        with pytest.raises(ValueError, match="path_or_hub_id must be a path or a string"):
+            MambaLM.from_pretrained(nothing)
+    with pytest.raises(ValueError, match=r"is on meta and has no values to save"):
+        make().to("meta").save_pretrained("meta")
+    resized = make()
+    resized.backbone.embedding = torch.nn.Embedding(80, 16)
+    resized.tie_weights()
+    with pytest.raises(ValueError, match=r"is \[80, 16\], but config makes it \[56, 16\]"):
+        resized.save_pretrained("resized")
+    assert files(tmp_path) == ["file"]
 
 
 def test_what_is_not_saved(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
+import pickle
 
 import pytest
 import torch
@@ -70,6 +72,28 @@ def test_it_starts_as_mamba_ssm_does() -> None:
     constant = MambaLM(MambaConfig(8, 1, 9, dt_init="constant", dt_scale=2.0)).backbone.layers[0].mixer
     assert constant.dt_proj.weight.unique().tolist() == [2.0]
     assert MambaLM(MambaConfig(8, 1, 9, tie_embeddings=False)).lm_head.weight.shape == (16, 8)
+
+
+def test_the_tie_holds_where_parameters_are_made_anew() -> None:
+    state, ids = make().state_dict(), some_ids(1, 9)
+    with torch.device("meta"):
+        assigned, emptied = MambaLM(CONFIG), MambaLM(CONFIG)
+    assigned.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+    emptied.to_empty(device="cpu").load_state_dict(state)
+    inside = torch.nn.Sequential(MambaLM(CONFIG)).to("meta").to_empty(device="cpu")
+    for model in (assigned, emptied, inside[0], pickle.loads(pickle.dumps(assigned)), copy.deepcopy(emptied)):
+        assert model.lm_head.weight is model.backbone.embedding.weight
+    assert torch.equal(assigned(ids), make()(ids))
+    assert torch.equal(emptied(ids), make()(ids))
+    # A head that is another one stays, and so does a model that is not tied.
+    other = state | {"lm_head.weight": torch.ones(56, 16)}
+    assigned.load_state_dict({name: value.clone() for name, value in other.items()}, assign=True)
+    assert assigned.to(torch.float64).lm_head.weight.eq(1).all()
+    assert not assigned.backbone.embedding.weight.eq(1).any()
+    free = make(config=dataclasses.replace(CONFIG, tie_embeddings=False))
+    free.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+    free.tie_weights()
+    assert free.lm_head.weight is not free.backbone.embedding.weight
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
