@@ -131,10 +131,8 @@ def read(
     device = model.lm_head.weight.device
     tokens = torch.tensor([token for ids in sequences for token in ids], dtype=torch.int64, device=device)
     boundaries = Boundaries.from_lengths([len(ids) for ids in sequences], device=device)
-    before: Sequence[MixerState | None] = [None] * model.config.n_layer if states is None else states
-    hidden, after = model.backbone.continued(tokens, boundaries, before)
-    last = boundaries.cu_seqlens[1:].long() - 1
-    return model.logits(hidden[last]), after
+    scores, after = model(tokens[None], boundaries, states=states, return_states=True)
+    return scores, after
 
 
 def _checked(prompts: Prompts, vocab_size: int) -> list[list[int]]:

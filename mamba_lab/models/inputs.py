@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,6 +46,22 @@ def check(
         if targets is not None:
             _check_ids("targets", targets[targets != IGNORE], vocab_size)
     return _boundaries(input_ids, boundaries)
+
+
+def check_states(states: Sequence[object] | None, return_states: bool, targets: Tensor | None, n_layer: int) -> None:
+    """What goes together in a call that reads on from states.
+
+    Raises:
+        ValueError: states of another number of blocks, states that nobody would hand on, or targets beside them.
+    """
+    if return_states and targets is not None:
+        raise ValueError("targets and return_states were both given. States are for generation: leave the targets out.")
+    if states is None:
+        return
+    if not return_states:
+        raise ValueError("states were given without return_states=True. Pass both to read on.")
+    if len(states) != n_layer:
+        raise ValueError(f"states has {len(states)} entries, expected one for each of the {n_layer} blocks.")
 
 
 def _boundaries(input_ids: Tensor, boundaries: Boundaries | Tensor | None) -> Boundaries:

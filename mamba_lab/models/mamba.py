@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.nn.functional as F
@@ -35,11 +35,20 @@ class MambaBlock(nn.Module):
         self.norm = _norm(config)
         self.mixer = MambaMixer(config, backend)
 
-    def forward(self, x: Tensor, boundaries: Boundaries) -> Tensor:
-        return x + self.mixer(self.norm(x), boundaries)
+    @overload
+    def forward(self, x: Tensor, boundaries: Boundaries) -> Tensor: ...
 
-    def continued(self, x: Tensor, boundaries: Boundaries, state: MixerState | None) -> tuple[Tensor, MixerState]:
-        """The same from a state of each sequence (None: from nothing), with the state after it."""
+    @overload
+    def forward(
+        self, x: Tensor, boundaries: Boundaries, state: MixerState | None = None, *, return_state: Literal[True]
+    ) -> tuple[Tensor, MixerState]: ...
+
+    def forward(
+        self, x: Tensor, boundaries: Boundaries, state: MixerState | None = None, return_state: bool = False
+    ) -> Tensor | tuple[Tensor, MixerState]:
+        """Map ``x`` [T, d_model] to the same; with ``return_state`` as ``MambaMixer`` does."""
+        if not return_state:
+            return x + self.mixer(self.norm(x), boundaries)
         y, state = self.mixer(self.norm(x), boundaries, state, return_state=True)
         return x + y, state
 
@@ -55,26 +64,43 @@ class MambaBackbone(nn.Module):
         self.residual_in_fp32 = config.residual_in_fp32
         self.gradient_checkpointing: bool = False
 
-    def forward(self, input_ids: Tensor, boundaries: Boundaries) -> Tensor:
-        """Map ``input_ids`` int64 [T] to the normed residual stream [T, d_model]."""
-        x = self._embed(input_ids)
-        for layer in self.layers:
-            if self.gradient_checkpointing and torch.is_grad_enabled():
+    @overload
+    def forward(self, input_ids: Tensor, boundaries: Boundaries) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        input_ids: Tensor,
+        boundaries: Boundaries,
+        states: Sequence[MixerState] | None = None,
+        *,
+        return_states: Literal[True],
+    ) -> tuple[Tensor, list[MixerState]]: ...
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        boundaries: Boundaries,
+        states: Sequence[MixerState] | None = None,
+        return_states: bool = False,
+    ) -> Tensor | tuple[Tensor, list[MixerState]]:
+        """Map ``input_ids`` int64 [T] to the normed residual stream [T, d_model].
+
+        Args:
+            boundaries: over the T tokens.
+            states: with ``return_states``, what each block remembers of the sequences; None: nothing came before.
+            return_states: give back what each block remembers after the tokens too.
+        """
+        x, after = self._embed(input_ids), []
+        for number, layer in enumerate(self.layers):
+            if return_states:
+                x, state = layer(x, boundaries, None if states is None else states[number], return_state=True)
+                after.append(state)
+            elif self.gradient_checkpointing and torch.is_grad_enabled():
                 x = checkpoint(layer, x, boundaries, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = layer(x, boundaries)
-        return self.norm_f(x)
-
-    def continued(
-        self, input_ids: Tensor, boundaries: Boundaries, states: Iterable[MixerState | None]
-    ) -> tuple[Tensor, list[MixerState]]:
-        """The same from a state of each block (None: from nothing), with the states after it."""
-        x, after = self._embed(input_ids), []
-        layer: Any  # a MambaBlock, or what torch.compile made of one
-        for layer, state in zip(self.layers, states, strict=True):
-            x, state = layer.continued(x, boundaries, state)
-            after.append(state)
-        return self.norm_f(x), after
+        return (self.norm_f(x), after) if return_states else self.norm_f(x)
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         x: Tensor = self.embedding(input_ids)
@@ -110,7 +136,9 @@ class MambaLM(nn.Module):
         *,
         targets: Tensor | None = None,
         weights: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        states: Sequence[MixerState] | None = None,
+        return_states: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, list[MixerState]]:
         """Scores of the next token, or their loss.
 
         Args:
@@ -119,16 +147,24 @@ class MambaLM(nn.Module):
                 that is checked at every call. None: each row is a sequence.
             targets: int64 [B, L], each position's next token, already shifted; -100 where none counts.
             weights: float32 [B, L], how much each target counts. None: all the same.
+            states: with ``return_states``, what each block remembers of each sequence; None: nothing came before.
+            return_states: for generation. Every sequence must have a token.
 
         Returns:
             Without ``targets`` the logits [B, L, V]. With them (loss_sum, weight_sum): the weighted sum of the
             cross-entropies in nats, and the sum of the weights of the targets that counted; divide one by the other
             for a mean. All logits are never held. Where nothing counts both are 0, and so is every gradient.
+            With ``return_states`` (scores, states): the scores after each sequence's last token [S, V], and what each
+            block remembers then.
 
         Raises:
             ValueError: a shape, dtype, device or id that does not fit; the message names it.
         """
         boundaries = inputs.check(input_ids, boundaries, targets, weights, self.config.vocab_size)
+        inputs.check_states(states, return_states, targets, self.config.n_layer)
+        if return_states:
+            hidden, after = self.backbone(input_ids.flatten(), boundaries, states, return_states=True)
+            return self.logits(hidden[boundaries.cu_seqlens[1:].long() - 1]), after
         hidden = self.backbone(input_ids.flatten(), boundaries)
         if targets is None:
             return self.logits(hidden).view(*input_ids.shape, self.config.vocab_size)

@@ -192,9 +192,9 @@ def test_errors(prompts: object, options: dict[str, object], message: str) -> No
 def test_states_cross_into_training_with_gradients() -> None:
     """A cut document: the second half's gradient reaches the first half through the states."""
     model, ids = make(), torch.arange(12) * 4
-    halves, states = [], [None, None]
+    halves, states = [], None
     for half in ids.split(6):
-        hidden, states = model.backbone.continued(half, Boundaries.from_lengths([6]), states)
+        hidden, states = model.backbone(half, Boundaries.from_lengths([6]), states, return_states=True)
         halves.append(hidden)
 
     def grads(hidden: Tensor) -> list[Tensor]:
@@ -203,3 +203,45 @@ def test_states_cross_into_training_with_gradients() -> None:
     whole = model.backbone(ids, Boundaries.from_lengths([12]))
     torch.testing.assert_close(torch.cat(halves), whole, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(grads(torch.cat(halves)), grads(whole), rtol=1e-4, atol=1e-6)
+
+
+def test_generation_calls_every_module() -> None:
+    """A hook that steers or records has to be met as in training."""
+    model, met = make(), set()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: met.add(name))
+    model(torch.tensor([[1, 2]]))
+    in_training = set(met)
+    met.clear()
+    model.generate([[1, 2], [3]], 2)
+    assert met == in_training
+    assert {"", "backbone", "backbone.layers.0", "backbone.layers.1.mixer.conv1d"} <= met
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, block: torch.nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *inputs: object, **options: object) -> object:
+        return self.block(*inputs, **options)
+
+
+def test_generation_with_wrapped_blocks() -> None:
+    model = make()
+    expected = model.generate(PROMPTS, 4, temperature=0)
+    model.backbone.layers[0] = Wrapped(model.backbone.layers[0])
+    model.backbone.layers[1] = torch.compile(model.backbone.layers[1], backend="eager")
+    assert model.generate(PROMPTS, 4, temperature=0) == expected
+    torch._dynamo.reset()
+
+
+def test_states_that_do_not_fit() -> None:
+    model, ids = make(), torch.tensor([[1, 2]])
+    _, states = model(ids, return_states=True)
+    with pytest.raises(ValueError, match="states has 1 entries, expected one for each of the 2 blocks"):
+        model(ids, states=states[:1], return_states=True)
+    with pytest.raises(ValueError, match="states were given without return_states=True"):
+        model(ids, states=states)
+    with pytest.raises(ValueError, match="targets and return_states were both given"):
+        model(ids, targets=ids, return_states=True)

@@ -250,11 +250,9 @@ def test_what_does_not_count_may_be_anything(module: bool, broken: float) -> Non
 def test_a_target_outside_the_vocabulary_trains_towards_nothing(module: bool, target: int) -> None:
     """Where ids are not looked at (on a GPU, in a compiled model) the loss itself refuses one."""
     hidden, weight, targets = torch.randn(4, 8), torch.randn(50, 8), torch.tensor([1, target, -100, 2])
+    arguments = (hidden, lambda h: h @ weight.T, 50, targets) if module else (hidden, weight, targets)
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
-        if module:
-            cross_entropy_of_module(hidden, lambda h: h @ weight.T, 50, targets)
-        else:
-            chunked_cross_entropy(hidden, weight, targets)
+        (cross_entropy_of_module if module else chunked_cross_entropy)(*arguments)
 
 
 @pytest.mark.parametrize("module", [False, True])
