@@ -13,6 +13,7 @@ from kernel_cases import OPERATORS, OPTIONS, assert_agrees, assert_each_is_as_al
 from operator_cases import assert_same_bits, poisoned_memory
 from torch import Tensor
 
+from mamba_lab.batching import Boundaries
 from mamba_lab.ops import _resolve, backends
 
 # The interpreter rounds float32 to bfloat16 by cutting bits off: one unit in the last of eight places.
@@ -104,6 +105,22 @@ def test_ssm_pack_extreme_values() -> None:
         got = run_on("ssm_pack", "triton", (2,), case, delta_softplus=True)
         assert all(bool(v.isfinite().all()) for v in got.values()), values
         assert_agrees(got, exact("ssm_pack", (2,), case, delta_softplus=True), 0.0, 1e-5)
+
+
+def test_ssm_pack_writes_every_checkpoint() -> None:
+    """The slots that no sequence needs too: two calls have the same results."""
+    lengths = (17, 0, 16, 2)
+    inputs, _, _ = made("ssm_pack", lengths, 3, 2, torch.float32)
+    boundaries = Boundaries.from_lengths(lengths)
+    given = [inputs[key] for key in ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")]
+    given += [True, boundaries.cu_seqlens, boundaries._schedule, inputs["initial_state"], False]
+    _, _, checkpoints = torch.ops.mamba_lab.ssm_pack_triton.default(*given)
+    first_slots, spare = (0, 2, 3, 5), (2, 4)
+    assert checkpoints.shape[0] == 6
+    assert bool(checkpoints.isfinite().all())
+    assert [slot for slot in range(6) if not checkpoints[slot].any()] == list(spare)
+    for s in (0, 2, 3):
+        assert_same_bits(checkpoints[first_slots[s]].reshape(2, 3).t(), inputs["initial_state"][s])
 
 
 @pytest.mark.parametrize("name", OPERATORS)

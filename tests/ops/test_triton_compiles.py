@@ -27,8 +27,8 @@ TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float64: "*fp64"
 TARGETS = (80, 90)
 SHARED_BYTES = 100 * 1024
 """A block's shared memory on the smaller of the two."""
-SPILLED = 320
-"""Bytes a thread that may live in local memory: what the largest tile needs today."""
+SPILLED = 1000
+"""Bytes a thread that may live in local memory: what the fastest tiles need today."""
 Launch = tuple[Any, dict[str, Any], dict[str, Any]]
 
 
@@ -93,7 +93,7 @@ def spilled_bytes(binary: Any, folder: Path) -> int | None:
     return int(found[1]) if found else None
 
 
-def check(launches: list[Launch], folder: Path, spilled: int = SPILLED, targets: tuple[int, ...] = TARGETS) -> None:
+def check(launches: list[Launch], folder: Path, targets: tuple[int, ...] = TARGETS) -> None:
     assert launches
     for target in targets:
         for launch in launches:
@@ -102,12 +102,13 @@ def check(launches: list[Launch], folder: Path, spilled: int = SPILLED, targets:
             assert binary.metadata.shared <= SHARED_BYTES, name
             assert "atom" not in binary.asm["ptx"].replace("atomicity", ""), f"{name} uses atomics"
             stack = spilled_bytes(binary, folder)
-            assert stack is None or stack <= spilled, f"{name} keeps {stack} bytes a thread in local memory"
+            assert stack is None or stack <= SPILLED, f"{name} keeps {stack} bytes a thread in local memory"
 
 
 @pytest.mark.parametrize("name", ["conv1d_pack", "ssm_pack"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_a_models_sizes(name: str, dtype: torch.dtype, launches: list[Launch], tmp_path: Path) -> None:
+    """Float32 has the code of bfloat16, but for the loads and stores."""
     call(name, 1536, {"conv1d_pack": 4, "ssm_pack": 16}[name], dtype)
     check(launches, tmp_path, targets=TARGETS if dtype == torch.bfloat16 else (90,))
 
@@ -115,7 +116,7 @@ def test_a_models_sizes(name: str, dtype: torch.dtype, launches: list[Launch], t
 @pytest.mark.parametrize("N", [1, 100])
 def test_other_numbers_of_states(N: int, launches: list[Launch], tmp_path: Path) -> None:
     call("ssm_pack", 40, N, torch.bfloat16, without=("D", "z", "delta_bias", "initial_state"))
-    check(launches, tmp_path, spilled=700, targets=(90,))
+    check(launches, tmp_path, targets=(90,))
 
 
 @pytest.mark.parametrize("W", [1, 9])
@@ -128,7 +129,8 @@ def test_nothing_is_known_of_numbers_and_addresses(launches: list[Launch]) -> No
     """Other code for other lengths or addresses could add in another order: bits would depend on the pack."""
     for name in ("conv1d_pack", "ssm_pack"):
         call(name, 16, 3, torch.float32)
-    for kernel, values, _ in launches:
+    for kernel, values, options in launches:
+        assert options["enable_fp_fusion"] is False, kernel.__name__
         for parameter in kernel.params:
             if not parameter.is_constexpr and values[parameter.name] is not None:
                 assert parameter.do_not_specialize, f"{kernel.__name__}: {parameter.name}"
@@ -144,7 +146,8 @@ def test_tiles_fit_any_size() -> None:
             for N in range(257):
                 tile = choose(N, dtype)
                 assert tile.states >= N
-                assert all(value > 0 and value & (value - 1) == 0 for value in tile)
+                assert all(value > 0 and value & (value - 1) == 0 for value in tile[:-1])
+                assert tile.registers <= 255
                 assert 16 % tile.tokens == 0
                 # Otherwise tokens of a tile lie in different threads: right, but slow.
                 assert tile.lanes * tile.states >= 32 * tile.warps or N < 1

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .conv1d_forward import convolve, look_back, sequence_of, tap, tile_of
 from .elementwise import sigmoid
-from .kernel import kernel
+from .kernel import fma, kernel
 
 
 @kernel
@@ -115,7 +115,7 @@ def conv1d_backward_input(
     for k in tl.range(0, W, loop_unroll_factor=UNROLL):
         w = tap(weight, d, W - 1 - k, weight_row, weight_column, D, WIDE)
         later = tl.load(tile_of(g, first + k, D, i, d, D), mask=exists & (t + k < stop), other=0.0)
-        result += w * later
+        result = fma(w, later, result)
     tl.store(tile_of(dx, first, D, i, d, D), result.to(dx.dtype.element_ty), mask=exists)
 
 
@@ -147,5 +147,6 @@ def conv1d_backward_initial_state(
             result += tl.load(dfinal + (s * D + d) * (W - 1) + place, mask=(d < D) & (place >= 0), other=0.0)
         for t in range(i + 1):
             w = tap(weight, d, i - t, weight_row, weight_column, D, WIDE)
-            result += w * tl.load(g + (start + t) * D + d, mask=(d < D) & (t < length), other=0.0)
+            g_t = tl.load(g + (start + t) * D + d, mask=(d < D) & (t < length), other=0.0)
+            result = fma(w, g_t, result)
         tl.store(dinitial + (s * D + d) * (W - 1) + i, result, mask=d < D)

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from .elementwise import sigmoid
-from .kernel import kernel
+from .kernel import fma, kernel
 
 
 @triton.jit
@@ -84,7 +84,8 @@ def convolve(
         result += tl.load(bias + d, mask=d < D, other=0.0).to(WIDE)
     for k in tl.range(0, W, loop_unroll_factor=UNROLL):
         w = tap(weight, d, k, weight_row, weight_column, D, WIDE)
-        result += w * look_back(x, initial, s, first, i, start, W - 1 - k, x_stride, d, exists, D, W, WIDE)
+        x_k = look_back(x, initial, s, first, i, start, W - 1 - k, x_stride, d, exists, D, W, WIDE)
+        result = fma(w, x_k, result)
     return result
 
 

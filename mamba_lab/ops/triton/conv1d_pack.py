@@ -11,7 +11,7 @@ from ..reference import wide_dtype
 from .add_up import add_up
 from .conv1d_backward import conv1d_backward_initial_state, conv1d_backward_input, conv1d_backward_weight
 from .conv1d_forward import conv1d_final_state, conv1d_forward
-from .kernel import WIDE, dense, on_device_of, rows
+from .kernel import ROUNDED, WIDE, dense, on_device_of, rows
 from .tiles import conv_tiles
 
 UNROLLED = 8
@@ -55,6 +55,7 @@ def conv1d_pack(
                 TOKENS=tiles.tokens,
                 CHANNELS=tiles.channels,
                 num_warps=tiles.warps,
+                **ROUNDED,
             )
         if final.numel():
             conv1d_final_state[(sequences * blocks,)](
@@ -66,6 +67,7 @@ def conv1d_pack(
                 **_sizes(x, W),
                 CHANNELS=tiles.channels,
                 num_warps=1,
+                **ROUNDED,
             )
     return y, final
 
@@ -98,6 +100,7 @@ def conv1d_pack_backward(
                 "TOKENS": tiles.tokens,
                 "CHANNELS": tiles.channels,
                 "num_warps": tiles.warps,
+                **ROUNDED,
                 **_sizes(x, W, unroll=True),
             }
             searched = (T, sequences, sequences.bit_length())
@@ -131,6 +134,7 @@ def conv1d_pack_backward(
                 **_sizes(x, W),
                 CHANNELS=tiles.channels,
                 num_warps=1,
+                **ROUNDED,
             )
         sums = add_up(parts, x.new_empty(W + 1, D, dtype=wide))
     dweight.copy_(sums[:W].t())

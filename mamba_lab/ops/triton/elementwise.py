@@ -34,7 +34,7 @@ def softplus(x):
     s = e / (2.0 + e)
     square = s * s
     TERMS: tl.constexpr = 17 if x.dtype == tl.float64 else 8
-    series = square * 0.0 + 1.0 / (2 * TERMS - 1)
+    series = tl.full(x.shape, 1.0 / (2 * TERMS - 1), x.dtype)
     for k in tl.static_range(TERMS - 2, -1, -1):
-        series = series * square + 1.0 / (2 * k + 1)
+        series = tl.fma(series, square, tl.full(x.shape, 1.0 / (2 * k + 1), x.dtype))
     return tl.where(x > 20, x, tl.maximum(x, 0.0) + 2.0 * s * series)

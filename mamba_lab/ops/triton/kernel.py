@@ -15,6 +15,10 @@ from torch import Tensor
 ALIGNED_CHANNELS = 16
 """Where D is a multiple of this, kernels count on rows that start at a multiple of 16 bytes."""
 
+ROUNDED: dict[str, Any] = {"enable_fp_fusion": False}
+"""Goes with every launch: no product is fused with a sum unless the kernel says ``tl.fma``. A compiler's choice could
+differ between two numbers of a thread, and bits would depend on where a token lies in a tile."""
+
 WIDE = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.float32}
 """The type of the arithmetic and of the states, for each type of the inputs."""
 
@@ -27,6 +31,12 @@ def kernel(function: Callable[..., None]) -> Any:
     """
     names = [name for name, p in inspect.signature(function).parameters.items() if "constexpr" not in str(p.annotation)]
     return triton.jit(function, do_not_specialize=names, do_not_specialize_on_alignment=names)
+
+
+@triton.jit
+def fma(x, y, z):
+    """x * y + z with one rounding, where z has the shape of the result."""
+    return tl.fma(tl.broadcast_to(x, z.shape), tl.broadcast_to(y, z.shape), z)
 
 
 def side_by_side(x: Tensor) -> Tensor:

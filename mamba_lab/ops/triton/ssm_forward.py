@@ -161,5 +161,9 @@ def scan_forward(
         tl.store(y + row * D + (t * D + d), y_t.to(y.dtype.element_ty), mask=exists & (d < D))
         row = later
 
+    # A sequence has one slot more than it fills where that keeps the next sequence's first slot easy to find.
+    stop = start + length
+    spare = stop // EVERY - start // EVERY + 1 > tl.cdiv(length, EVERY)
+    tl.store(slot, tl.zeros_like(h), mask=real & spare)
     if final is not None:
         tl.store(final + (s * D + d3) * N + n3, h, mask=real)

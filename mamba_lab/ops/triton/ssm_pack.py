@@ -8,7 +8,7 @@ from torch import Tensor
 from .._schemas import CHECKPOINT_TOKENS
 from ..reference import wide_dtype
 from .add_up import add_up
-from .kernel import WIDE, dense, on_device_of, rows, side_by_side
+from .kernel import ROUNDED, WIDE, dense, on_device_of, rows, side_by_side
 from .ssm_backward import scan_backward
 from .ssm_forward import scan_forward
 from .tiles import scan_backward_tiles, scan_forward_tiles
@@ -70,6 +70,8 @@ def ssm_pack(
             LANES=tiles.lanes,
             STATES=tiles.states,
             num_warps=tiles.warps,
+            maxnreg=tiles.registers,
+            **ROUNDED,
         )
     return y, final, checkpoints
 
@@ -144,11 +146,14 @@ def ssm_pack_backward(
             D=channels,
             N=N,
             WIDE=WIDE[u.dtype],
+            EVERY=CHECKPOINT_TOKENS,
             TOKENS=tiles.tokens,
             ROWS=tiles.rows,
             LANES=tiles.lanes,
             STATES=tiles.states,
             num_warps=tiles.warps,
+            maxnreg=tiles.registers,
+            **ROUNDED,
         )
         add_up(of_states, dA)
         add_up(of_tokens[0], dB)

@@ -13,8 +13,9 @@ from .._triton_ops import INTERPRETED
 class ScanTiles(NamedTuple):
     """How one program of a scan covers its sequence: ``tokens`` at a time, ``rows * lanes`` channels, all states.
 
-    Lanes of a warp are neighbouring channels and warps share the states, so a thread holds every token of a tile for
-    its channels and states. Then the scan over the tile's tokens is a plain loop in registers.
+    A warp's threads share lanes and states, so a thread holds every token of a tile for its channels and states. Then
+    the scan over the tile's tokens is a plain loop in registers. One warp a program wherever its states fit: then no
+    sum over states or channels has to wait for another warp.
     """
 
     tokens: int
@@ -22,6 +23,8 @@ class ScanTiles(NamedTuple):
     lanes: int
     states: int
     warps: int
+    registers: int
+    """At most so many a thread. With 168 of them 12 warps fit on one of the GPU's processors, with 255 only 8."""
 
 
 class ConvTiles(NamedTuple):
@@ -37,26 +40,28 @@ def next_power_of_two(n: int) -> int:
 
 
 def scan_forward_tiles(N: int, dtype: torch.dtype) -> ScanTiles:
-    """At most 32 states of all tokens in a thread: 128 registers at N = 16."""
-    states = next_power_of_two(N)
-    if INTERPRETED:
-        return ScanTiles(8, 2, 4, states, 1)
-    warps, lanes = min(max(states // 4, 1), 8), min(32, 1024 // states)
-    most = 16 if dtype == torch.float64 else 32
-    return ScanTiles(max(1, min(most * 32 * warps // (states * lanes), 8)), 1, lanes, states, warps)
+    """8 states of 8 tokens in a thread."""
+    return _one_warp(8, 8, N, dtype)
 
 
 def scan_backward_tiles(N: int, dtype: torch.dtype) -> ScanTiles:
-    """A tile has the tokens between two checkpoints: it can be started at each of them."""
+    """4 states of 4 tokens in a thread, several times: of a, h, g, B and C. A checkpoint serves four such tiles."""
+    return _one_warp(4, 4, N, dtype)
+
+
+def _one_warp(tokens: int, states_a_thread: int, N: int, dtype: torch.dtype) -> ScanTiles:
+    """So many states a thread, half of them in float64. Where a warp is too small for them, more warps."""
     states = next_power_of_two(N)
     if INTERPRETED:
-        return ScanTiles(CHECKPOINT_TOKENS, 2, 4, states, 1)
-    warps = min(max(states // 2, 1), 8)
-    lanes = min(32, (256 if dtype == torch.float64 else 512) // states)
-    return ScanTiles(CHECKPOINT_TOKENS, 1, max(lanes, 2), states, warps)
+        return ScanTiles(CHECKPOINT_TOKENS // 2, 2, 4, states, 1, 255)
+    double = dtype == torch.float64
+    a_warp = 32 * states_a_thread // (2 if double else 1)
+    lanes = min(max(a_warp // states, 2), 32)
+    return ScanTiles(tokens, 1, lanes, states, max(lanes * states // a_warp, 1), 255 if double else 168)
 
 
 def conv_tiles(dtype: torch.dtype) -> ConvTiles:
+    """One warp a program here too. Each holds 32 numbers a thread, and what a window of taps adds to them."""
     if INTERPRETED:
         return ConvTiles(16, 8, 1)
-    return ConvTiles(32, 32 if dtype == torch.float64 else 64, 4)
+    return ConvTiles(16 if dtype == torch.float64 else 32, 32, 1)
