@@ -26,10 +26,14 @@ CONFIG = MambaConfig(d_model=256, n_layer=4, vocab_size=4096, tie_embeddings=Fal
 TOKENS = (512, 2048)
 # Hugging Face's loop over time takes seconds for 512 tokens already.
 PEER_TOKENS = {"mambapy": (512, 2048), "transformers": (512,)}
+# The profiler that counts bytes takes minutes over a step of so many thousand small operators.
+LOOPS = ("transformers",)
 
 
 def run(repeats: int = 5, output: Path | None = None) -> int:
-    """Measure, print a table, write the record ``model``. Returns 0.
+    """Measure, print each part as it is done and a table of all, write the record ``model``. Returns 0.
+
+    Ctrl-C keeps what is measured by then, in a record ``model-interrupted`` beside it.
 
     A step is forward and backward of the summed cross-entropy in float32. Every peer has the same weights, and its loss
     is compared with ours before it is timed.
@@ -43,26 +47,39 @@ def run(repeats: int = 5, output: Path | None = None) -> int:
     """
     torch.manual_seed(0)
     model = MambaLM(CONFIG)
-    payload = {
+    payload: dict[str, Any] = {
         "settings": {
             "config": asdict(CONFIG),
             "tokens": TOKENS,
             "repeats": repeats,
             "step": "forward and backward of the summed cross-entropy, float32",
             "seconds": "wall time of each repeat, in order",
-            "peak_bytes": "the most that one step holds beyond parameters and their gradients' first allocation",
+            "peak_bytes": "the most that one step holds beyond parameters and their gradients' first allocation; "
+            "null where the allocator's events were not recorded",
         },
-        "ours": {str(tokens): measure_ours(model, tokens, repeats) for tokens in TOKENS},
-        "peers": {name: measure_peer(model, name, repeats) for name in PEERS},
+        "ours": {},
+        "peers": {},
     }
-    print(_table(payload))
-    path = write_record("model", payload, folder=output)
-    print(f"record: {path.parent.name}/{path.name}")
+    try:
+        for tokens in TOKENS:
+            measure_ours(model, tokens, repeats, payload["ours"].setdefault(str(tokens), {}))
+        for peer in PEERS:
+            measure_peer(model, peer, repeats, payload["peers"].setdefault(peer, {}))
+    except KeyboardInterrupt:
+        _report("model-interrupted", payload, output)
+        raise
+    _report("model", payload, output)
     return 0
 
 
-def measure_ours(model: MambaLM, tokens: int, repeats: int) -> dict[str, Any]:
-    """One pack, the same tokens as one sequence, the pack's sequences one by one, and the pack with less memory."""
+def _report(name: str, payload: Mapping[str, Any], output: Path | None) -> None:
+    print(_table(payload))
+    path = write_record(name, payload, folder=output)
+    print(f"record: {path.parent.name}/{path.name}")
+
+
+def measure_ours(model: MambaLM, tokens: int, repeats: int, found: dict[str, Any]) -> None:
+    """Into ``found``: one pack, its tokens as one sequence, its sequences one by one, and the pack in less memory."""
     ids, targets, lengths = batch(tokens)
     boundaries = Boundaries.from_lengths(lengths)
     checkpointed = MambaLM(CONFIG)
@@ -82,19 +99,21 @@ def measure_ours(model: MambaLM, tokens: int, repeats: int) -> dict[str, Any]:
     }
     for name in ("one_by_one", "packed_checkpointed", "packed_all_logits"):
         agree(f"{name} at {tokens} tokens", parts[name]().item(), parts["packed"]().item())
-    return {"lengths": lengths, **{name: measure(part, repeats) for name, part in parts.items()}}
+    found["lengths"] = lengths
+    for name, part in parts.items():
+        found[name] = measure(f"{_OURS[name]}, {tokens} tokens", part, repeats)
 
 
-def measure_peer(model: MambaLM, name: str, repeats: int) -> dict[str, Any]:
-    """A peer's step on the same tokens as one sequence: it cannot be told where sequences start.
+def measure_peer(model: MambaLM, name: str, repeats: int, found: dict[str, Any]) -> None:
+    """Into ``found``: a peer's step on the same tokens as one sequence: it cannot be told where sequences start.
 
     Raises:
         RuntimeError: its loss is not ours.
     """
-    if version_of(name) is None:
-        return {"installed": False}
+    found["installed"] = version_of(name) is not None
+    if not found["installed"]:
+        return
     peer = PEERS[name](model)
-    found: dict[str, Any] = {"installed": True}
     for tokens in PEER_TOKENS[name]:
         ids, targets, _ = batch(tokens)
 
@@ -102,8 +121,7 @@ def measure_peer(model: MambaLM, name: str, repeats: int) -> dict[str, Any]:
             return all_logits(peer(ids), targets)
 
         agree(f"{name} at {tokens} tokens", loss().item(), ours(model, ids, targets, None).item())
-        found[str(tokens)] = measure(loss, repeats)
-    return found
+        found[str(tokens)] = measure(f"{name}, {tokens} tokens", loss, repeats, memory=name not in LOOPS)
 
 
 def batch(tokens: int) -> tuple[Tensor, Tensor, list[int]]:
@@ -134,33 +152,38 @@ def agree(what: str, found: float, wanted: float) -> None:
         raise RuntimeError(f"{what}: the loss is {found}, expected {wanted}; times of different things mean nothing")
 
 
-def measure(loss: Callable[[], Tensor], repeats: int) -> dict[str, Any]:
-    """Seconds of each step and the most bytes that one holds."""
+def measure(what: str, loss: Callable[[], Tensor], repeats: int, *, memory: bool = True) -> dict[str, Any]:
+    """Seconds of each step and, with ``memory``, the most bytes that one holds. Prints the median."""
 
     def step() -> None:
         loss().backward()
 
-    return {"seconds": time_samples(step, repeats), "peak_bytes": peak_bytes(step)}
+    seconds = time_samples(step, repeats)
+    print(f"{what}: {statistics.median(seconds):.3f} s", flush=True)
+    return {"seconds": seconds, "peak_bytes": peak_bytes(step) if memory else None}
 
 
 def _table(payload: Mapping[str, Any]) -> str:
     rows = [("step", *(f"{tokens} tokens: seconds" for tokens in TOKENS), "peak MiB")]
-    found = {name: {tokens: payload["ours"][tokens][name] for tokens in payload["ours"]} for name in _OURS}
+    found = {
+        name: {tokens: parts[name] for tokens, parts in payload["ours"].items() if name in parts} for name in _OURS
+    }
     found |= {
         name: {tokens: part for tokens, part in peer.items() if tokens != "installed"}
         for name, peer in payload["peers"].items()
-        if peer["installed"]
     }
     for name, parts in found.items():
+        if not parts:
+            continue
         times = [
             f"{statistics.median(parts[str(tokens)]['seconds']):.3f}" if str(tokens) in parts else "-"
             for tokens in TOKENS
         ]
-        last = parts[max(parts, key=int)]
-        rows.append((_OURS.get(name, name), *times, f"{last['peak_bytes'] / 2**20:.0f}"))
+        peak = parts[max(parts, key=int)]["peak_bytes"]
+        rows.append((_OURS.get(name, name), *times, "-" if peak is None else f"{peak / 2**20:.0f}"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(f"{word:>{width}}" for word, width in zip(row, widths, strict=True)) for row in rows]
-    missing = [name for name, peer in payload["peers"].items() if not peer["installed"]]
+    missing = [name for name, peer in payload["peers"].items() if peer.get("installed") is False]
     if missing:
         lines.append(f"not installed: {', '.join(missing)} (pip install 'mamba-lab[peers,dev]')")
     return "\n".join(lines)
