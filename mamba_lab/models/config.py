@@ -66,19 +66,21 @@ class MambaConfig:
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
+        # Kept as Python's own numbers: NumPy's go into no JSON.
         for name in ("d_model", "n_layer", "vocab_size", "d_state", "d_conv", "expand", "pad_vocab_size_multiple"):
-            as_int(getattr(self, name), name, minimum=1)
+            object.__setattr__(self, name, as_int(getattr(self, name), name, minimum=1))
         for name, most in (("d_state", 256), ("d_conv", 256)):
             if getattr(self, name) > most:
                 raise ValueError(f"{name} must be at most {most}, which the operators take, got {getattr(self, name)}.")
         if self.dt_rank != "auto":
             if isinstance(self.dt_rank, str):
                 raise ValueError(f"dt_rank must be 'auto' or an integer of at least 1, got {self.dt_rank!r}.")
-            as_int(self.dt_rank, "dt_rank", minimum=1)
+            object.__setattr__(self, "dt_rank", as_int(self.dt_rank, "dt_rank", minimum=1))
         for name in ("dt_min", "dt_max", "dt_scale", "dt_init_floor", "norm_epsilon", "initializer_range"):
             value = getattr(self, name)
             if not isinstance(value, Real) or isinstance(value, bool) or not 0 < float(value) < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {shown(value)}.")
+            object.__setattr__(self, name, float(value))
         if self.dt_min > self.dt_max:
             raise ValueError(f"dt_min must not be above dt_max, got {self.dt_min} and {self.dt_max}. Swap them.")
         if self.dt_init not in ("random", "constant"):
@@ -127,7 +129,10 @@ class MambaConfig:
             ValueError: Mamba-2, attention or MLP layers; a missing or unknown field.
         """
         known = dict(values)
-        block = dict(known.pop("ssm_cfg", None) or {})
+        given = known.pop("ssm_cfg", None)
+        if given is not None and not isinstance(given, Mapping):
+            raise ValueError(f"ssm_cfg must be a dictionary, got {shown(given)}.")
+        block = dict(given or {})
         layer = block.pop("layer", "Mamba1")
         if layer != "Mamba1":
             raise ValueError(f"ssm_cfg['layer'] is {layer!r}: only Mamba1 is built here.")
@@ -176,7 +181,8 @@ class MambaConfig:
             raise ValueError(f"model_type is {model_type!r}, expected 'mamba': this is another architecture.")
         if values.get("hidden_act", "silu") not in ("silu", "swish"):
             raise ValueError(f"hidden_act is {values['hidden_act']!r}: Mamba's gate here is silu.")
-        hidden, expand = values.get("hidden_size", 768), values.get("expand", 2)
+        hidden = as_int(values.get("hidden_size", 768), "hidden_size", minimum=1)
+        expand = as_int(values.get("expand", 2), "expand", minimum=1)
         if values.get("intermediate_size", expand * hidden) != expand * hidden:
             raise ValueError(
                 f"intermediate_size is {values['intermediate_size']}, expected expand * hidden_size, {expand * hidden}."
@@ -185,7 +191,10 @@ class MambaConfig:
         rows = values.get("vocab_size", 50280)
         start = {"d_model": 768, "n_layer": 32, "pad_vocab_size_multiple": 1, "initializer_range": 0.1}
         # Hugging Face counts the padding rows as ids. Where this package wrote the file it says how many are real.
-        real, multiple = values.get(_REAL_ROWS, (rows, 1))
+        marked = values.get(_REAL_ROWS, (rows, 1))
+        if not isinstance(marked, list | tuple) or len(marked) != 2:
+            raise ValueError(f"{_REAL_ROWS} must be [ids, multiple], got {shown(marked)}. Remove it.")
+        real, multiple = marked
         config = cls(**(start | own | {"vocab_size": real, "pad_vocab_size_multiple": multiple}))
         if config.padded_vocab_size != rows:
             raise ValueError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mamba_lab.batching import Boundaries
-from mamba_lab.batching._checks import as_host_ints, as_int
+from mamba_lab.batching._checks import as_host_ints, as_int, shown
 
 from .mixer import MixerState
 from .sampling import Sampler
@@ -87,6 +87,8 @@ def stream(
     """
     sampler = Sampler(temperature, top_k, top_p, seed, generator)
     limit = as_int(max_new_tokens, "max_new_tokens", minimum=0)
+    if not isinstance(stop, Iterable):
+        raise ValueError(f"stop must be ids, got {shown(stop)}. Put a single id in a list.")
     ends = {as_int(token, "stop", minimum=0) for token in stop}
     rows = _checked(prompts, model.config.vocab_size)
     return _steps(model, rows, limit, sampler, ends)

@@ -45,7 +45,10 @@ def check(
         _check_ids("input_ids", input_ids, vocab_size)
         if targets is not None:
             _check_ids("targets", targets[targets != IGNORE], vocab_size)
-    return _boundaries(input_ids, boundaries)
+    found = _boundaries(input_ids, boundaries)
+    if input_ids.device.type == "meta":
+        raise ValueError("input_ids is on meta, which has no values. Move model and batch to a real device.")
+    return found
 
 
 def check_states(states: Sequence[object] | None, return_states: bool, targets: Tensor | None, n_layer: int) -> None:
@@ -73,6 +76,11 @@ def _boundaries(input_ids: Tensor, boundaries: Boundaries | Tensor | None) -> Bo
         starts = torch.arange(rows + 1, dtype=torch.int32, device=input_ids.device)
         return Boundaries._trusted(starts * width, starts, rows * width, rows, width if rows else 0)
     if isinstance(boundaries, Tensor):
+        if torch.compiler.is_compiling():
+            raise ValueError(
+                "boundaries: a cu_seqlens tensor has to be checked, which torch.compile cannot trace. Build "
+                "Boundaries.from_cu_seqlens outside the compiled model and pass it in."
+            )
         try:
             boundaries = Boundaries.from_cu_seqlens(boundaries, input_ids.numel())
         except ValueError as error:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mamba_lab.batching import Boundaries
+from mamba_lab.ops.backends import NAMES
 
 from . import inputs
 from .config import MambaConfig
@@ -122,6 +123,8 @@ class MambaLM(nn.Module):
         super().__init__()
         if not isinstance(config, MambaConfig):
             raise ValueError(f"config must be a MambaConfig, got {type(config).__name__}. Use MambaConfig.from_dict.")
+        if backend != "auto" and backend not in NAMES:
+            raise ValueError(f"backend must be 'auto' or one of {', '.join(NAMES)}, got {backend!r}.")
         self.config = config
         self.backbone = MambaBackbone(config, backend)
         self.lm_head = nn.Linear(config.d_model, config.padded_vocab_size, bias=False)
@@ -176,7 +179,9 @@ class MambaLM(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [T, V] of the backbone's output [T, d_model]. The embedding's padding rows have none."""
         if why_not_plain(self.lm_head, nn.Linear) is None:
-            return F.linear(hidden, self.lm_head.weight[: self.config.vocab_size])
+            weight = self.lm_head.weight[: self.config.vocab_size]
+            # A float32 output layer on a bfloat16 backbone: as the loss has it.
+            return F.linear(hidden.to(weight.dtype), weight)
         scores: Tensor = self.lm_head(hidden)
         return scores[:, : self.config.vocab_size]
 

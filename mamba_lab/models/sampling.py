@@ -45,7 +45,10 @@ class Sampler:
         if generator is not None and generator.device.type != "cpu":
             raise ValueError(f"generator must be on the CPU, got one on {generator.device}.")
         if seed is not None:
-            generator = torch.Generator().manual_seed(as_int(seed, "seed", minimum=0))
+            number = as_int(seed, "seed", minimum=0)
+            if number >= 2**64:
+                raise ValueError(f"seed must be below 2**64, got {number}.")
+            generator = torch.Generator().manual_seed(number)
         self.generator = generator
 
     def draw(self, rows: int) -> Tensor | None:

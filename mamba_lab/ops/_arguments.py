@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mamba_lab.batching._checks import shown
 from mamba_lab.batching.boundaries import Boundaries
 
 from .reference import wide_dtype
@@ -34,6 +36,7 @@ class Arguments:
                 f"{operator}: {name} is {first.dtype}, expected float32, bfloat16 or float64. "
                 f"Cast it, for instance with .to(torch.bfloat16)."
             )
+        self._plain(name, first)
         self._fits(name, first, "TD")
 
     def activation(self, name: str, value: Tensor, dims: str) -> None:
@@ -44,6 +47,12 @@ class Arguments:
         """``value`` must be in the dtype of the arithmetic; with ``narrow`` float32 or the first tensor's will do."""
         wide = wide_dtype(self.first)
         self._check(name, value, dims, (torch.float32, self.first.dtype) if narrow else (wide,))
+
+    def flag(self, name: str, value: object) -> bool:
+        """``value`` must be True or False: a word or a tensor would count as True."""
+        if not isinstance(value, bool | np.bool_):
+            raise ValueError(f"{self.operator}: {name} must be True or False, got {shown(value)}.")
+        return bool(value)
 
     def boundaries(self, boundaries: Boundaries | Tensor | None) -> tuple[Tensor, Tensor]:
         """``cu_seqlens`` and ``order`` for a kernel: both int32 [S + 1], contiguous, on the tokens' device."""
@@ -98,7 +107,14 @@ class Arguments:
             raise ValueError(
                 f"{where} is on {value.device}, {self.first_name} is on {self.first.device}. Move one of them."
             )
+        self._plain(name, value)
         self._fits(name, value, dims)
+
+    def _plain(self, name: str, value: Tensor) -> None:
+        if value.layout != torch.strided:
+            raise ValueError(f"{self.operator}: {name} has layout {value.layout}, expected a dense tensor. Densify it.")
+        if value.device.type == "meta":
+            raise ValueError(f"{self.operator}: {name} is on meta, which has no values. Pass real tensors.")
 
     def _fits(self, name: str, value: Tensor, dims: str) -> None:
         form = ", ".join("W - 1" if letter == "V" else letter for letter in dims)

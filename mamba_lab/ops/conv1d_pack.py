@@ -98,6 +98,7 @@ def conv1d_pack(
         NativeUnavailable: the backend asked for is not available here.
     """
     arguments = Arguments("conv1d_pack", "x", x)
+    return_final_state = arguments.flag("return_final_state", return_final_state)
     arguments.parameter("weight", weight, "DW", narrow=True)
     if bias is not None:
         arguments.parameter("bias", bias, "D", narrow=True)

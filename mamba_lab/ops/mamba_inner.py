@@ -64,16 +64,17 @@ def mamba_inner(
         ValueError: boundaries of another number of tokens, or a dtype, shape or device that does not fit x's.
     """
     # All that a kernel takes for granted: it is called by name here, past the checks of the public functions.
-    arguments = Arguments("mamba_inner", "x", xz.chunk(2, 1)[0])
-    arguments.parameter("conv_weight", conv_weight, "DW", narrow=True)
+    # Under the names that a user of the model knows.
+    arguments = Arguments("MambaMixer", "the output of in_proj", xz.chunk(2, 1)[0])
+    arguments.parameter("conv1d.weight", conv_weight, "DW", narrow=True)
     if conv_bias is not None:
-        arguments.parameter("conv_bias", conv_bias, "D", narrow=True)
-    arguments.parameter("A", A, "DN")
+        arguments.parameter("conv1d.bias", conv_bias, "D", narrow=True)
+    arguments.parameter("A_log", A, "DN")
     arguments.parameter("D", D, "D")
-    arguments.parameter("dt_bias", dt_bias, "D")
+    arguments.parameter("dt_proj.bias", dt_bias, "D")
     cu_seqlens, order = arguments.boundaries(boundaries)
     weights = (x_weight, dt_weight, dt_bias, A, D, out_weight, out_bias)
-    refuse_tangents("a Mamba block", xz, conv_weight, conv_bias, *weights)
+    refuse_tangents("MambaMixer", xz, conv_weight, conv_bias, *weights)
     device, narrow = xz.device.type, out_weight.dtype
     if torch.is_autocast_enabled(device) and narrow != torch.float64:
         narrow = torch.get_autocast_dtype(device)

@@ -120,6 +120,8 @@ def ssm_pack(
         NativeUnavailable: the backend asked for is not available here.
     """
     arguments = Arguments("ssm_pack", "u", u)
+    softplus = arguments.flag("delta_softplus", delta_softplus)
+    return_final_state = arguments.flag("return_final_state", return_final_state)
     arguments.activation("delta", delta, "TD")
     arguments.parameter("A", A, "DN")
     arguments.activation("B", B, "TN")
@@ -134,7 +136,6 @@ def ssm_pack(
     if initial_state is not None:
         arguments.parameter("initial_state", initial_state, "SDN")
     chosen = resolve("ssm_pack", backend, u.device.type)
-    softplus = bool(delta_softplus)
     if chosen == "reference":
         y, final_state = reference.ssm_pack(
             u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens=cu_seqlens, initial_state=initial_state

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mamba_lab.models import MambaConfig
@@ -110,12 +112,25 @@ def test_a_dictionary_of_transformers() -> None:
         ({"model_type": "falcon_mamba"}, "model_type is 'falcon_mamba', expected 'mamba'"),
         ({"model_type": "mamba", "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"model_type": "mamba", "hidden_size": 8, "intermediate_size": 20}, "intermediate_size is 20, expected .* 16"),
+        ({"ssm_cfg": [1]}, r"ssm_cfg must be a dictionary, got \[1\]"),
+        ({"ssm_cfg": "abc"}, "ssm_cfg must be a dictionary, got 'abc'"),
+        ({"model_type": "mamba", "hidden_size": None}, "hidden_size must be an integer of at least 1, got None"),
+        ({"model_type": "mamba", "hidden_size": "a"}, "hidden_size must be an integer of at least 1, got 'a'"),
+        ({"model_type": "mamba", "expand": None}, "expand must be an integer of at least 1, got None"),
+        ({"model_type": "mamba", "mamba_lab_vocab": 5}, r"mamba_lab_vocab must be \[ids, multiple\], got 5"),
+        ({"model_type": "mamba", "mamba_lab_vocab": [1, 2, 3]}, r"mamba_lab_vocab must be \[ids, multiple\], got \[1"),
         ({"model_type": "mamba", "vocab_size": 60, "mamba_lab_vocab": [50, 8]}, "makes 56 rows, but vocab_size is 60"),
     ],
 )
 def test_another_models_configuration(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MambaConfig.from_dict({"d_model": 8, "n_layer": 1, "vocab_size": 9} | change)
+
+
+def test_numbers_of_numpy_become_pythons_own() -> None:
+    config = MambaConfig(np.int64(8), np.int32(1), np.uint8(9), dt_rank=np.int64(2), dt_min=np.float64(0.01), dt_max=1)
+    assert config == MambaConfig(8, 1, 9, dt_rank=2, dt_min=0.01, dt_max=1.0)
+    assert MambaConfig.from_dict(json.loads(json.dumps(config.to_mamba_ssm()))) == config
 
 
 def test_what_a_format_cannot_say() -> None:

@@ -180,6 +180,8 @@ def test_equal_scores_and_broken_ones() -> None:
         ([[1]], {"top_p": 0.0}, "top_p must be above 0 and at most 1"),
         ([[1]], {"seed": 1, "generator": torch.Generator()}, "seed and generator were both given"),
         ([[1]], {"stop": [-1]}, "stop must be at least 0"),
+        ([[1]], {"stop": 5}, "stop must be ids, got 5. Put a single id in a list"),
+        ([[1]], {"seed": 2**70}, r"seed must be below 2\*\*64"),
     ],
 )
 def test_errors(prompts: object, options: dict[str, object], message: str) -> None:

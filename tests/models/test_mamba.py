@@ -383,6 +383,26 @@ def test_a_model_of_another_dtype(dtype: torch.dtype) -> None:
     assert residual[-1] == torch.bfloat16
 
 
+def test_a_float32_output_layer_on_a_bfloat16_backbone() -> None:
+    model, ids = make(config=dataclasses.replace(CONFIG, tie_embeddings=False)), some_ids(1, 16)
+    model.backbone.bfloat16()
+    logits = model(ids)
+    assert logits.dtype == torch.float32
+    loss, _ = model(ids, targets=ids)
+    torch.testing.assert_close(loss, F.cross_entropy(logits[0], ids[0], reduction="sum"))
+
+
+def test_raw_boundaries_in_a_compiled_model() -> None:
+    """They are checked outside of the graph; where there may be no outside, the error says what to do."""
+    torch._dynamo.reset()
+    model, ids, raw = make(), some_ids(1, 8), torch.tensor([0, 3, 8], dtype=torch.int32)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(ids, raw), model(ids, raw), rtol=1e-5, atol=1e-6)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Build Boundaries.from_cu_seqlens outside the compiled"):
+        torch.compile(model, backend="eager", fullgraph=True)(ids, raw)
+    torch._dynamo.reset()
+
+
 def test_layer_norm_where_a_checkpoint_has_it() -> None:
     model, ids = make(config=MambaConfig(16, 2, 50, rms_norm=False)), some_ids(1, 16)
     assert "backbone.norm_f.bias" in model.state_dict()
@@ -475,5 +495,9 @@ def test_errors_name_the_argument_and_the_remedy() -> None:
         model(ids, targets=ids.to("meta"))
     with pytest.raises(ValueError, match="input_ids has 4294967296 tokens, above the int32 limit"):
         model(torch.zeros(1, 1, dtype=torch.int64, device="meta").expand(2**16, 2**16))
+    with pytest.raises(ValueError, match="input_ids is on meta, which has no values"):
+        make().to("meta")(ids.to("meta"))
+    with pytest.raises(ValueError, match="backend must be 'auto' or one of reference, cpu, triton, cuda, got 'cdua'"):
+        MambaLM(CONFIG, backend="cdua")
     with pytest.raises(ValueError, match="config must be a MambaConfig, got dict"):
         MambaLM(CONFIG.to_dict())

@@ -236,9 +236,9 @@ def test_the_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_boundaries_are_checked(calls: list[str]) -> None:
     block = make()
-    with pytest.raises(ValueError, match="mamba_inner: boundaries cover 57 tokens, x has 5"):
+    with pytest.raises(ValueError, match="MambaMixer: boundaries cover 57 tokens, the output of in_proj has 5"):
         block(torch.randn(5, 16), BOUNDARIES)
-    with pytest.raises(ValueError, match="mamba_inner: boundaries are on meta, x is on cpu"):
+    with pytest.raises(ValueError, match="MambaMixer: boundaries are on meta, the output of in_proj is on cpu"):
         block(torch.randn(57, 16), BOUNDARIES.to("meta"))
 
 
@@ -256,10 +256,8 @@ def test_a_kernel_never_meets_a_dtype_that_it_does_not_know(name: str, monkeypat
             return original(*changed, **options)
 
         monkeypatch.setattr(mixer, "mamba_inner", narrowed)
-    expected = (
-        "conv_weight is torch.bfloat16, expected torch.float32" if name == "conv1d" else f"{name} is torch.bfloat16"
-    )
-    with pytest.raises(ValueError, match=f"mamba_inner: {expected}"):
+    called = {"conv1d": "conv1d.weight", "A": "A_log", "D": "D", "dt_bias": "dt_proj.bias"}[name]
+    with pytest.raises(ValueError, match=f"MambaMixer: {called} is torch.bfloat16, expected torch.float32"):
         block(torch.randn(57, 16), BOUNDARIES)
 
 

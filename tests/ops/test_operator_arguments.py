@@ -6,6 +6,7 @@ import inspect
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from operator_cases import Tensors, normal
@@ -65,6 +66,9 @@ CONV = [
     ({"weight": torch.zeros(D, 257), "initial_state": None}, r"weight has 257 taps"),
     ({"bias": torch.zeros(D + 1)}, r"bias must be \[D\] with D = 3"),
     ({"bias": torch.zeros(D, device="meta")}, r"bias is on meta, x is on cpu"),
+    ({"x": torch.zeros(T, D).to_sparse()}, r"x has layout torch.sparse_coo, expected a dense tensor"),
+    ({"weight": torch.zeros(D, W).to_sparse_csr()}, r"weight has layout torch.sparse_csr"),
+    ({"x": torch.zeros(T, D, device="meta")}, r"x is on meta, which has no values"),
     (
         {"initial_state": torch.zeros(S + 1, D, W - 1)},
         r"initial_state must be \[S, D, W - 1\] with S = 2 as boundaries",
@@ -76,6 +80,10 @@ CONV = [
     ({"initial_state": torch.zeros(S, D, W - 1).double()}, r"initial_state is torch.float64, expected torch.float32"),
 ]
 SSM = [
+    ({"u": torch.zeros(T, D).to_sparse()}, r"u has layout torch.sparse_coo"),
+    ({"z": torch.zeros(T, D).to_sparse()}, r"z has layout torch.sparse_coo"),
+    ({"u": torch.zeros(T, D, device="meta")}, r"u is on meta, which has no values"),
+    ({"delta_softplus": torch.ones(2)}, r"delta_softplus must be True or False, got tensor"),
     ({"u": torch.zeros(1, T, D)}, r"u must be \[T, D\]"),
     ({"delta": torch.zeros(T, D).bfloat16()}, r"delta is torch.bfloat16, expected torch.float32 beside u"),
     ({"delta": torch.zeros(T + 1, D)}, r"delta must be \[T, D\] with T = 6 as u says"),
@@ -98,6 +106,14 @@ SSM = [
 def test_a_wrong_tensor_is_named(name: str, wrong: dict[str, Any], message: str, backend: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: {message}"):
         call(name, {**good(name), **wrong}, backend=backend)
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_word_is_no_flag(name: str) -> None:
+    for wrong in ("no", 1, None, torch.ones(1)):
+        with pytest.raises(ValueError, match=f"{name}: return_final_state must be True or False, got"):
+            call(name, good(name), return_final_state=wrong)
+    assert len(call(name, good(name), return_final_state=np.bool_(True))) == 2
 
 
 @pytest.mark.parametrize(
