@@ -59,7 +59,10 @@ class Boundaries:
             raise ValueError(f"order must hold each of 0..{len(lengths) - 1} once. Let from_cu_seqlens make it.")
         if self.max_seqlen != lengths.max(initial=0):
             raise ValueError(f"max_seqlen is {self.max_seqlen}, but the longest sequence has {lengths.max(initial=0)}.")
+        # Copies: what was checked may not change when the caller writes to a tensor of theirs.
+        object.__setattr__(self, "cu_seqlens", self.cu_seqlens.clone())
         object.__setattr__(self, "_schedule", torch.cat((self.order, self.order.new_zeros(1))))
+        object.__setattr__(self, "order", self._schedule[:-1])
 
     @classmethod
     def from_lengths(

@@ -209,6 +209,15 @@ def test_the_constructor_checks_values_too() -> None:
             Boundaries(*arguments)
 
 
+def test_what_was_checked_cannot_change_afterwards() -> None:
+    cu, order = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([1, 0], dtype=torch.int32)
+    made = [Boundaries(cu, order, 5, 2, 3), Boundaries.from_cu_seqlens(cu), Boundaries.from_cu_seqlens(cu.numpy())]
+    cu[1], order[0] = 4, 7
+    for boundaries in made:
+        assert boundaries.cu_seqlens.tolist() == [0, 2, 5]
+        assert boundaries.order.tolist() == [1, 0]
+
+
 def test_moving_keeps_the_host_values() -> None:
     made = Boundaries.from_lengths([2, 3]).to("meta")
     assert made.cu_seqlens.device.type == made.order.device.type == "meta"
