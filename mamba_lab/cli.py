@@ -26,6 +26,7 @@ examples:
   mamba-lab bench packing             measure the packers, write data/results/packing.json
   mamba-lab bench model               measure a model's training step, write data/results/model.json
   mamba-lab bench operators           measure scan and convolution, write data/results/operators.json
+  mamba-lab bench gpu-tests           run the tests that need a GPU, write data/results/gpu-tests.json
 """
 
 
@@ -119,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure, and write a record with the machine, the versions and every sample",
         description="Writes data/results/NAME.json. Close other programs first: a busy machine is measured too.",
     )
-    bench.add_argument("name", choices=("batching", "packing", "model", "operators"), help="what to measure")
+    bench.add_argument("name", choices=("batching", "packing", "model", "operators", "gpu-tests"), help="what")
     bench.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed repeats of each part (5)")
     bench.add_argument("--output", type=Path, metavar="DIR", help="folder of the record (data/results)")
     bench.add_argument(
@@ -174,6 +175,10 @@ def _bench(args: argparse.Namespace) -> int:
         from mamba_lab.bench import model
 
         return model.run(repeats=args.repeats, output=args.output)
+    if args.name == "gpu-tests":
+        from mamba_lab.bench import gpu_tests
+
+        return gpu_tests.run(output=args.output)
     from mamba_lab.bench import batching
 
     return batching.run(repeats=args.repeats, output=args.output)
