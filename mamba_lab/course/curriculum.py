@@ -48,8 +48,8 @@ CURRICULUM: tuple[Entry, ...] = (
     Entry("06", "greedy_packing", "How little padding can a pack have, and what does that cost?", 35, ("05",)),
     Entry("07", "state_leakage", "Why can a Mamba not be fed a pack as it is?", 40, ("05",)),
     Entry("08", "conv1d_pack", "How does a convolution stop at the start of a sequence?", 45, ("07",)),
-    Entry("09", "ssm_pack", "How does a parallel scan reset?", 50, ("07",)),
-    Entry("10", "ssm_pack_backward", "What must the backward pass recompute?", 50, ("09",)),
+    Entry("09", "ssm_pack", "How does a parallel scan reset?", 55, ("07",)),
+    Entry("10", "ssm_pack_backward", "What must the backward pass recompute?", 60, ("09",)),
     Entry(
         "11",
         "training",

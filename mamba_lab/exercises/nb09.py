@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import accumulate, pairwise
 
 from mamba_lab.exercises.checking import Exercise, Mistake, case
+from mamba_lab.exercises.compare import plain, same
 
 Numbers = list[float]
 Pair = tuple[float, float]
@@ -69,6 +71,13 @@ check_piece = Exercise(
             wrong=lambda a, b: (_end(a, b), math.prod(a)),
         ),
         Mistake(
+            "one pair a token",
+            "The last of these is the answer: one pair for the whole piece, not one for each token.",
+            when=lambda answer, a, b: (
+                bool(answer) and all(isinstance(pair, list) for pair in answer) and answer[-1] == list(_piece(a, b))
+            ),
+        ),
+        Mistake(
             "the state alone",
             "That is b, the state after the piece when 0 came in. A piece is a pair: what is its a?",
             when=lambda answer, a, b: isinstance(answer, (int, float)),
@@ -106,16 +115,24 @@ def _variant(
     return combine
 
 
-def _cleaned(left: Triple, right: Triple) -> Triple:
-    start, a, b = _afresh(left, right)
-    return start, a if math.isfinite(a) else 0.0, b if math.isfinite(b) else 0.0
-
-
 def _turned(left: Triple, right: Triple) -> Triple:
     (start1, a1, b1), (start2, a2, b2) = left, right
     if start2:
         return True, 0.0, b2
     return start1, a2 * a1, a1 * b2 + b1
+
+
+# What an operator gives that starts afresh where the left piece holds a start.
+_LEFT_ASKED: tuple[Callable[[Triple, Triple], Triple], ...] = (
+    lambda left, right: (True, 0.0, right[2]),
+    lambda left, right: (True, 0.0, left[2]),
+    lambda left, right: right,
+)
+
+
+def _one_of(*wrong: Callable[..., object]) -> Callable[..., bool]:
+    """Whether an answer is what one of these gives: one mistake that is written in several ways."""
+    return lambda answer, *inputs: any(same(answer, plain(w(*inputs))) for w in wrong)
 
 
 check_combine_afresh = Exercise(
@@ -153,7 +170,12 @@ check_combine_afresh = Exercise(
             "asks the left piece",
             "A start in the left piece is in the past: its b goes on. It is the right piece's start that lets "
             "nothing through.",
-            wrong=_variant(when=lambda start1, start2: start1, start=lambda start1, start2: start2),
+            when=_one_of(
+                *(
+                    _variant(when=lambda start1, start2: start1, afresh=afresh, start=lambda start1, start2: start2)
+                    for afresh in _LEFT_ASKED
+                )
+            ),
         ),
         Mistake(
             "forgets a start on the left",
@@ -166,10 +188,10 @@ check_combine_afresh = Exercise(
             wrong=_variant(afresh=lambda left, right: (True, 0.0, 0.0)),
         ),
         Mistake(
-            "hides what is broken",
+            "hides NaN inside a sequence",
             "NaN inside its own sequence has to stay: it is how a broken sequence is found. Do not replace values, "
             "choose between them.",
-            wrong=_cleaned,
+            when=lambda answer, left, right: not right[0] and math.isnan(left[2]) and math.isfinite(answer[2]),
         ),
         Mistake(
             "left and right exchanged",
@@ -215,6 +237,18 @@ def _handed(
     return out
 
 
+def _from_the_packs_start(a: Numbers, b: Numbers, lengths: list[int], size: int, *, begin: str) -> Numbers:
+    """Chunks that know nothing of sequences; h is set to 0 at a start before or after it is noted, or never."""
+    starts, h, out = {start for start, _ in _spans(lengths)}, 0.0, []
+    for t in range(sum(lengths)):
+        if t in starts and begin == "before":
+            h = 0.0
+        if t % size == 0:
+            out.append(h)
+        h = b[t] if t in starts and begin == "after" else a[t] * h + b[t]
+    return out
+
+
 check_handed = Exercise(
     "What each chunk is handed",
     reference=_handed,
@@ -235,13 +269,7 @@ check_handed = Exercise(
         Mistake(
             "chunks counted from the pack's start",
             "A sequence's chunks begin at its own first token, so that it is cut as it would be alone.",
-            when=lambda answer, a, b, lengths, size: (
-                answer
-                == [
-                    _end([0.0 if t in {s for s, _ in _spans(lengths)} else a[t] for t in range(first)], b[:first])
-                    for first, _ in _chunks(0, sum(lengths), size)
-                ]
-            ),
+            when=_one_of(*(partial(_from_the_packs_start, begin=begin) for begin in ("before", "after", "never"))),
         ),
         Mistake(
             "handed across a start",

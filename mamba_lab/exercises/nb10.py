@@ -213,11 +213,11 @@ def _tile(
     read: int = 0,
     only: bool = False,
 ) -> Callable[..., object]:
-    def f(a: Numbers, b: Numbers, dy: Numbers, h: float, g: float) -> object:
+    def f(a: Numbers, b: Numbers, dy: Numbers, h: float, carried: float) -> object:
         before = [h if checkpoint else 0.0]
         for t in range(len(a)):
             before.append(a[t] * before[t] + b[t])
-        g = g if handed else 0.0
+        g = carried if handed else 0.0
         da = [0.0] * len(a)
         if decay_first:
             g = a[-1] * g
@@ -235,11 +235,11 @@ check_one_tile = Exercise(
     "One tile of the backward pass",
     reference=_tile(),
     cases=[
-        case(a=[0.5], b=[4.0], dy=[3.0], h=2.0, g=0.0),
-        case(a=[0.5], b=[4.0], dy=[3.0], h=2.0, g=10.0),
-        case(a=[0.5, 0.25], b=[4.0, 2.0], dy=[1.0, 10.0], h=0.0, g=0.0),
-        case(a=[0.5, 0.25, 2.0], b=[4.0, 2.0, 3.0], dy=[1.0, 2.0, 5.0], h=8.0, g=4.0),
-        case(a=[0.5, 0.0, 2.0, 0.25], b=[1.0, 2.0, 3.0, 4.0], dy=[1.0, 2.0, 5.0, 7.0], h=6.0, g=16.0),
+        case(a=[0.5], b=[4.0], dy=[3.0], h=2.0, carried=0.0),
+        case(a=[0.5], b=[4.0], dy=[3.0], h=2.0, carried=10.0),
+        case(a=[0.5, 0.25], b=[4.0, 2.0], dy=[1.0, 10.0], h=0.0, carried=0.0),
+        case(a=[0.5, 0.25, 2.0], b=[4.0, 2.0, 3.0], dy=[1.0, 2.0, 5.0], h=8.0, carried=4.0),
+        case(a=[0.5, 0.0, 2.0, 0.25], b=[1.0, 2.0, 3.0, 4.0], dy=[1.0, 2.0, 5.0, 7.0], h=6.0, carried=16.0),
     ],
     mistakes=[
         Mistake(
@@ -249,12 +249,12 @@ check_one_tile = Exercise(
         ),
         Mistake(
             "forgets what the later tile hands on",
-            "The last state of this tile was read by the next tile too. Begin with g, not with 0.",
+            "The last state of this tile was read by the next tile too. Begin with carried, not with 0.",
             wrong=_tile(handed=False),
         ),
         Mistake(
             "decays what came in",
-            "g has been multiplied by the later tile's decay already. Add it as it is.",
+            "carried has been multiplied by the later tile's decay already. Add it as it is.",
             wrong=_tile(decay_first=True),
         ),
         Mistake(
@@ -275,7 +275,7 @@ check_one_tile = Exercise(
     ],
     hints=(
         "First the states: before = [h], and then one more for each token but the last.",
-        "Then from the last token to the first: add dy[t] to g, use it for da[t], multiply it by a[t].",
+        "Then from the last token to the first: g = dy[t] + carried, use it for da[t], and then carried = a[t] * g.",
     ),
     lesson="This is what a kernel does with a tile: a state comes in from the left, a gradient from the right.",
 )

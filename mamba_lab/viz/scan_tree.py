@@ -156,7 +156,7 @@ def _hand_on(ax: Axes, y: float, before: Sequence[Pair], width: int) -> None:
         carried = [t for t in into if before[t][0] != 0]
         reach = carried[-1] + 0.5 if carried else source + 0.5
         ax.plot([source + 0.5, source + 0.5], [top, rail], color=INK if carried else LEAK, linewidth=1.3,
-                linestyle="-", zorder=3)  # fmt: skip
+                linestyle="-" if carried else (0, (3, 2)), zorder=3)  # fmt: skip
         ax.plot([source + 0.5, reach], [rail, rail], color=INK, linewidth=1.3, linestyle="-", zorder=4)
         ax.plot([reach, into[-1] + 0.5], [rail, rail], color=LEAK, linewidth=1.2, linestyle=(0, (3, 2)), zorder=3)
         for t in into:

@@ -64,6 +64,7 @@ def test_piece_wrong_answers():
             "decays its own input": own_decay,
             "the last token's a": lambda a, b: (a[-1], piece(a, b)[1]),
             "b first": lambda a, b: piece(a, b)[::-1],
+            "one pair a token": lambda a, b: list(accumulate(zip(a, b, strict=True), combine)),
             "the state alone": lambda a, b: piece(a, b)[1],
         },
     )
@@ -116,7 +117,7 @@ def test_combine_afresh_wrong_answers():
             "multiplies the decays": lambda left, right: (
                 (True, right[1] * left[1], right[2]) if right[0] else afresh(left, right)
             ),
-            "hides what is broken": lambda left, right: (
+            "hides NaN inside a sequence": lambda left, right: (
                 afresh(left, right)[0],
                 *np.nan_to_num(afresh(left, right)[1:], posinf=0),
             ),
@@ -126,6 +127,22 @@ def test_combine_afresh_wrong_answers():
             "wrong values": lambda left, right: left,
         },
     )
+
+
+def replaced_first(left, right):
+    return afresh(left, right) if right[0] else afresh((*left[:2], np.nan_to_num(left[2])), right)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (replaced_first, "hides NaN inside a sequence"),
+        (lambda p, q: q if p[0] else (q[0], *combine(p[1:], q[1:])), "asks the left piece"),
+        (lambda p, q: (True, 0.0, p[2]) if p[0] else (q[0], *combine(p[1:], q[1:])), "asks the left piece"),
+    ],
+)
+def test_a_mistake_is_known_however_it_is_written(wrong, name):
+    assert check_combine_afresh.run(wrong).mistake == name
 
 
 def handed(a, b, lengths, size):
@@ -182,6 +199,24 @@ def from_the_packs_start(a, b, lengths, size):
             out.append(h)
         h = b[t] if t in starts else a[t] * h + b[t]
     return out
+
+
+def noted_after_the_reset(a, b, lengths, size):
+    starts, h, out = set(accumulate(lengths, initial=0)), 0.0, []
+    for t in range(sum(lengths)):
+        h = 0.0 if t in starts else h
+        out += [h] if t % size == 0 else []
+        h = a[t] * h + b[t]
+    return out
+
+
+def never_reset(a, b, lengths, size):
+    return handed(a, b, [sum(lengths)], size)
+
+
+@pytest.mark.parametrize("wrong", [noted_after_the_reset, never_reset])
+def test_chunks_from_the_packs_start_are_known_with_any_reset(wrong):
+    assert check_handed.run(wrong).mistake == "chunks counted from the pack's start"
 
 
 def by_sequence(a, b, lengths, size):
