@@ -251,7 +251,7 @@ class Exercise:
         self, name: str, message: str, number: int | None = None, outcome: Outcome | None = None
     ) -> CheckResult:
         known = any(mistake.name == name for mistake in self.mistakes)
-        headline = f"it looks like this: {name}." if known else message
+        headline = f"this looks like: {name}." if known else message
         notes = [message] if known else []
         if number is None:
             return CheckResult(False, self.title, name, message, Card(False, self.title, headline))
