@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mamba_lab.batching.batch import IGNORE
+from mamba_lab.ops._schemas import operator
 
 # Logits in one chunk. On a CPU a chunk and its gradient stay in the last cache; a GPU wants larger products.
 _CHUNK_LOGITS = {"cpu": 2**20}
@@ -42,7 +43,15 @@ def chunked_cross_entropy(
     chunk = chunk_tokens(weight.shape[0], hidden.device.type) if chunk is None else chunk
     grad = torch.is_grad_enabled()
     wants = (grad and hidden.requires_grad, grad and weight.requires_grad)
-    loss: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, torch.where(counted, targets, 0), share, chunk, wants)
+    narrow = weight.dtype
+    if torch.is_autocast_enabled(hidden.device.type) and narrow != torch.float64:
+        narrow = torch.get_autocast_dtype(hidden.device.type)
+    arguments = (hidden, weight, torch.where(counted, targets, 0), share, chunk, narrow, *wants)
+    loss: Tensor
+    if torch.compiler.is_compiling():  # which would unroll the loop, and do so again for another number of tokens
+        loss, *_ = operator(_NAME)(*arguments)
+    else:
+        loss = _ChunkedCrossEntropy.apply(*arguments)
     return loss, share.sum()
 
 
@@ -80,50 +89,90 @@ def _heard(hidden: Tensor, share: Tensor) -> Tensor:
     return torch.where(share[:, None] != 0, hidden, 0)
 
 
+def _sums(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    share: Tensor,
+    chunk: int,
+    narrow: torch.dtype,
+    want_hidden: bool,
+    want_weight: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss and both gradients, chunk by chunk; a gradient that nobody wants is empty."""
+    dhidden = torch.empty_like(hidden) if want_hidden else hidden.new_empty(0)
+    dweight = torch.zeros_like(weight, dtype=share.dtype) if want_weight else share.new_empty(0)
+    loss = share.new_zeros(())
+    with torch.autocast(hidden.device.type, enabled=False):
+        W = weight.to(narrow)
+        for start in range(0, hidden.shape[0], chunk):
+            piece = slice(start, start + chunk)
+            t, s = targets[piece, None], share[piece]
+            h = _heard(hidden[piece], s).to(narrow)
+            logs = torch.log_softmax(F.linear(h, W), 1, dtype=share.dtype)
+            loss -= (logs.gather(1, t)[:, 0] * s).sum()
+            if not want_hidden and not want_weight:
+                continue
+            # Softmax minus one-hot, by the token's share, in the buffer of the logits.
+            dlogits = logs.exp_().mul_(s[:, None]).scatter_add_(1, t, -s[:, None]).to(narrow)
+            if want_hidden:
+                dhidden[piece] = dlogits @ W
+            if not want_weight:
+                continue
+            if narrow == dweight.dtype:
+                dweight.addmm_(dlogits.T, h)
+            else:
+                dweight += dlogits.T @ h
+    return loss, dhidden, dweight
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, dhidden, dweight = output
+    ctx.weight_dtype, ctx.wants = inputs[1].dtype, inputs[-2:]
+    ctx.save_for_backward(dhidden, dweight)
+
+
+def _scale(ctx: Any, dloss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "a loss made in chunks has no second derivative: compute the loss from the logits, model(input_ids)."
+        )
+    dhidden, dweight = ctx.saved_tensors
+    want_hidden, want_weight = ctx.wants
+    # Scaled in a copy: with retain_graph there is a second backward.
+    return (
+        dhidden * dloss.to(dhidden.dtype) if want_hidden else None,
+        (dweight * dloss).to(ctx.weight_dtype) if want_weight else None,
+        *(None,) * 6,
+    )
+
+
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, share: Tensor, chunk: int, wants: tuple[bool, bool]
-    ) -> Tensor:
-        device = hidden.device.type
-        narrow = weight.dtype
-        if torch.is_autocast_enabled(device) and narrow != torch.float64:
-            narrow = torch.get_autocast_dtype(device)
-        dhidden = torch.empty_like(hidden) if wants[0] else None
-        dweight = torch.zeros_like(weight, dtype=share.dtype) if wants[1] else None
-        loss = share.new_zeros(())
-        with torch.autocast(device, enabled=False):
-            W = weight.to(narrow)
-            for start in range(0, hidden.shape[0], chunk):
-                piece = slice(start, start + chunk)
-                t, s = targets[piece, None], share[piece]
-                h = _heard(hidden[piece], s).to(narrow)
-                logs = torch.log_softmax(F.linear(h, W), 1, dtype=share.dtype)
-                loss -= (logs.gather(1, t)[:, 0] * s).sum()
-                if dhidden is None and dweight is None:
-                    continue
-                # Softmax minus one-hot, by the token's share, in the buffer of the logits.
-                dlogits = logs.exp_().mul_(s[:, None]).scatter_add_(1, t, -s[:, None]).to(narrow)
-                if dhidden is not None:
-                    dhidden[piece] = dlogits @ W
-                if dweight is None:
-                    continue
-                if narrow == dweight.dtype:
-                    dweight.addmm_(dlogits.T, h)
-                else:
-                    dweight += dlogits.T @ h
-        ctx.weight_dtype = weight.dtype
-        ctx.save_for_backward(dhidden, dweight)
-        return loss
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        output = _sums(*arguments)
+        _keep(ctx, arguments, output)
+        return output[0]
 
-    @staticmethod
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                "a loss made in chunks has no second derivative: compute the loss from the logits, model(input_ids)."
-            )
-        dhidden, dweight = ctx.saved_tensors
-        # Scaled in a copy: with retain_graph there is a second backward.
-        dhidden = None if dhidden is None else dhidden * dloss.to(dhidden.dtype)
-        dweight = None if dweight is None else (dweight * dloss).to(ctx.weight_dtype)
-        return dhidden, dweight, None, None, None, None
+    backward = staticmethod(_scale)
+
+
+def _fake(hidden: Tensor, weight: Tensor, targets: Tensor, share: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    want_hidden, want_weight = rest[-2:]
+    return (
+        share.new_empty(()),
+        torch.empty_like(hidden) if want_hidden else hidden.new_empty(0),
+        torch.empty_like(weight, dtype=share.dtype) if want_weight else share.new_empty(0),
+    )
+
+
+# The same for torch.compile, as one operator.
+_NAME = "mamba_lab::chunked_cross_entropy"
+torch.library.define(
+    _NAME,
+    "(Tensor hidden, Tensor weight, Tensor targets, Tensor share, int chunk, ScalarType narrow, bool want_hidden, "
+    "bool want_weight) -> (Tensor loss, Tensor dhidden, Tensor dweight)",
+)
+torch.library.impl(_NAME, ("cpu", "cuda"), _sums)
+torch.library.register_fake(_NAME, _fake)
+torch.library.register_autograd(_NAME, _scale, setup_context=_keep)

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
+from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 
 from mamba_lab.batching import Boundaries, chunk_fixed, pack_collate, pad_collate
-from mamba_lab.models import MambaConfig, MambaLM
+from mamba_lab.models import MambaConfig, MambaLM, cross_entropy
 from mamba_lab.models.cross_entropy import chunk_tokens, chunked_cross_entropy, cross_entropy_of_module
 from mamba_lab.models.mamba import MambaBlock
 
@@ -461,6 +461,27 @@ def test_the_model_compiles_whole(boundaries: Boundaries | None) -> None:
     torch.testing.assert_close(compiled(ids, boundaries), model(ids, boundaries), rtol=1e-5, atol=1e-6)
     loss, expected = (run(ids, boundaries, targets=ids)[0] for run in (compiled, model))
     torch.testing.assert_close(loss, expected)
+    torch._dynamo.reset()
+
+
+def test_a_training_step_is_compiled_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be it one chunk of logits or thirty."""
+    monkeypatch.setitem(cross_entropy._CHUNK_LOGITS, "cpu", 64 * 50)
+    torch._dynamo.reset()
+    counter, model = CompileCounterWithBackend("aot_eager"), make()
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for length in (30, 400, 1500, 77, 2100):
+        ids = some_ids(1, length)
+        boundaries = Boundaries.from_lengths([length // 2, length - length // 2])
+        grads = []
+        for run in (compiled, model):
+            model.zero_grad()
+            loss, _ = run(ids, boundaries, targets=ids)
+            (2 * loss).backward()
+            grads.append((loss.detach(), *gradients(model).values()))
+        for got, expected in zip(*grads, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+    assert counter.frame_count <= 2
     torch._dynamo.reset()
 
 
