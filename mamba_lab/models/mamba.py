@@ -116,7 +116,8 @@ class MambaLM(nn.Module):
 
     Args:
         config: the sizes, and the starting values.
-        backend: which kernels run ``conv1d_pack`` and ``ssm_pack``; "auto" takes the fastest here.
+        backend: which kernels run ``conv1d_pack`` and ``ssm_pack``; "auto" takes the fastest here. Only "reference" has
+            forward-mode and second derivatives, and those of the logits only: the loss in chunks has first ones.
     """
 
     def __init__(self, config: MambaConfig, *, backend: str = "auto") -> None:
