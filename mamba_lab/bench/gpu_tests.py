@@ -42,21 +42,26 @@ def run(output: Path | None = None) -> int:
         found = summary(report)
     found["gpu"] = torch.cuda.get_device_name()
     print(f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped on {found['gpu']}")
+    if found["not_imported"]:
+        print(f"not imported, so not looked at: {', '.join(found['not_imported'])}; pip install 'mamba-lab[dev]'")
     path = write_record("gpu-tests", found, folder=output)
     print(f"record: {path.parent.name}/{path.name}")
-    return 0 if found["failed"] == 0 and found["passed"] else 1
+    return 0 if found["passed"] and not found["failed"] and not found["not_imported"] else 1
 
 
 def summary(report: Path) -> dict[str, Any]:
-    """Counts by outcome and by file, the names of what failed, reasons of what was skipped, from a JUnit report.
+    """What a JUnit report says: counts by outcome and by file, what failed, why something was skipped.
+
+    A file that could not be imported is no failed test: it is named under ``not_imported``.
 
     Raises:
         ValueError: the report is no JUnit XML.
     """
     try:
-        cases = list(ElementTree.parse(report).getroot().iter("testcase"))
+        found = list(ElementTree.parse(report).getroot().iter("testcase"))
     except ElementTree.ParseError as error:
         raise ValueError(f"{report.name} is no JUnit report: {error}") from None
+    cases = [case for case in found if case.get("classname")]
     outcomes = [_outcome(case) for case in cases]
     names = [f"{case.get('classname')}::{case.get('name')}" for case in cases]
     reasons = Counter(_reason(case) for case, outcome in zip(cases, outcomes, strict=True) if outcome == "skipped")
@@ -67,6 +72,7 @@ def summary(report: Path) -> dict[str, Any]:
     return {
         **{outcome: outcomes.count(outcome) for outcome in ("passed", "failed", "skipped")},
         "files": {name: dict(counts) for name, counts in sorted(files.items())},
+        "not_imported": sorted(str(case.get("name")) for case in found if not case.get("classname")),
         "failures": [name for name, outcome in zip(names, outcomes, strict=True) if outcome == "failed"],
         "skip_reasons": dict(reasons),
         "slowest_s": {name: seconds for seconds, name in slowest},

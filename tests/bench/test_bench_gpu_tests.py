@@ -14,14 +14,19 @@ REPORT = """<?xml version="1.0"?><testsuites><testsuite>
 <testcase classname="tests.ops.test_a" name="test_one[x]" time="1.5"/>
 <testcase classname="tests.ops.test_a" name="test_two" time="0.5"><failure message="no"/></testcase>
 <testcase classname="tests.ops.test_b" name="test_three" time="0"><skipped message="no kernel"/></testcase>
+NOT_IMPORTED
 <testcase classname="tests.ops.test_b" name="test_four" time="9"><error message="no"/></testcase>
 </testsuite></testsuites>"""
+
+
+NOT_IMPORTED = '<testcase classname="" name="tests.viz.test_c" time="0"><error message="no module"/></testcase>'
+GREEN = f'<testsuites><testcase classname="tests.ops.test_a" name="test_one"/>{NOT_IMPORTED}</testsuites>'
 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
     path = tmp_path / "report.xml"
-    path.write_text(REPORT)
+    path.write_text(REPORT.replace("NOT_IMPORTED", NOT_IMPORTED))
     return path
 
 
@@ -33,6 +38,7 @@ def test_counts_names_and_reasons(report: Path) -> None:
         "tests.ops.test_b": {"skipped": 1, "failed": 1},
     }
     assert found["failures"] == ["tests.ops.test_a::test_two", "tests.ops.test_b::test_four"]
+    assert found["not_imported"] == ["tests.viz.test_c"]
     assert found["skip_reasons"] == {"no kernel": 1}
     assert next(iter(found["slowest_s"].items())) == ("tests.ops.test_b::test_four", 9.0)
 
@@ -51,9 +57,7 @@ def test_without_a_gpu_nothing_is_recorded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("report_of", "code"), [(REPORT, 1), (REPORT.replace("failure", "x").replace("error", "x"), 0)]
-)
+@pytest.mark.parametrize(("report_of", "code"), [(REPORT, 1), (GREEN, 1), (GREEN.replace(NOT_IMPORTED, ""), 0)])
 def test_the_record_and_the_exit_code(
     report_of: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
