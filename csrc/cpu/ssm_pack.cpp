@@ -1,6 +1,7 @@
 // The packed selective scan of Mamba-1 on the host. What the arguments mean: mamba_lab/ops/ssm_pack.py; the
 // specification: mamba_lab/ops/reference.py. Nothing is checked here: Python does that before the call.
 
+#include "huge_pages.h"
 #include "ssm_pack_backward.h"
 #include "ssm_pack_forward.h"
 
@@ -16,6 +17,7 @@ namespace {
 
 using namespace mamba_lab::ssm;
 using mamba_lab::BFloat16;
+using mamba_lab::on_large_pages;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Optional = std::optional<Tensor>;
@@ -55,7 +57,7 @@ S* written(const Tensor& x) {
 }
 
 Tensor like(const Optional& x, const Tensor& u) {
-  return x ? torch::stable::new_empty(*x, x->sizes()) : torch::stable::new_empty(u, {0});
+  return x ? on_large_pages(torch::stable::new_empty(*x, x->sizes())) : torch::stable::new_empty(u, {0});
 }
 
 // The inputs, held so that copies made of them live as long as the pointers to them.
@@ -116,10 +118,11 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Inputs& in, bool softplus, cons
                                            bool return_final_state) {
   using S = State<In>;
   const Problem<In> p = in.problem<In>(softplus, cu, order);
-  const Tensor y = torch::stable::new_empty(in.u, {p.T, p.D});
+  const Tensor y = on_large_pages(torch::stable::new_empty(in.u, {p.T, p.D}));
   const Tensor final_state = return_final_state ? torch::stable::new_empty(in.A, {p.sequences, p.D, p.N})
                                                 : torch::stable::new_empty(in.A, {0});
-  const Tensor checkpoints = torch::stable::new_empty(in.A, {p.T / kTile + p.sequences, p.D, p.N});
+  const Tensor checkpoints =
+      on_large_pages(torch::stable::new_empty(in.A, {p.T / kTile + p.sequences, p.D, p.N}));
   const Forward<In> pass(p, new_rows<In>(y), written<S>(final_state), written<S>(checkpoints));
   run_tasks(pass, p, group_sequences(p), in.u);
   return {y, final_state, checkpoints};
@@ -187,7 +190,7 @@ Gradients backward(const Inputs& in, const Tensor& dy, const Optional& dfinal, b
   const Tensor du = like(in.u, in.u), ddelta = like(in.delta, in.u), dA = like(in.A, in.u), dB = like(in.B, in.u);
   const Tensor dC = like(in.C, in.u), dD = like(in.D, in.u), dz = like(in.z, in.u), dbias = like(in.bias, in.u);
   const Tensor dinitial = like(in.initial, in.u);
-  const Tensor parts = torch::stable::new_empty(in.A, {2, blocks, tokens});
+  const Tensor parts = on_large_pages(torch::stable::new_empty(in.A, {2, blocks, tokens}));
   const Tensor sums = bytes(in.u, groups * blocks * Backward<In>::sums_of_a_block(p.N) * sizeof(V));
   S* const dB_parts = written<S>(parts);
   typename Backward<In>::Outputs out{
