@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Any, TypeAlias
-
 import numpy as np
 import torch
 
-from mamba_lab.log import log_once
-
 from ._checks import INT64_MAX
-
-Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
+from ._native import Int64Array, lengths_as_tensor, library_available
 
 # How many samples may wait at once. A full waiting room closes the batch, which keeps the loop linear.
 WAITING_ROOM = 1024
@@ -47,32 +41,15 @@ def cut_in_cpp(lengths: Int64Array, max_tokens: int, max_padding: float, room: i
     Raises:
         ValueError: ``lengths`` is no contiguous int64 array of one dimension.
     """
-    # Checked here, because the C++ side checks nothing: STD_TORCH_CHECK ends the process on torch 2.11. It reads the
-    # memory as int64, so nothing else may get there.
-    if not isinstance(lengths, np.ndarray) or lengths.dtype != np.int64 or lengths.ndim != 1:
-        got = f"{lengths.dtype} {list(lengths.shape)}" if hasattr(lengths, "dtype") else type(lengths).__name__
-        raise ValueError(f"lengths must be a NumPy int64 array of one dimension, got {got}.")
-    if not lengths.flags.c_contiguous:
-        raise ValueError("lengths must be contiguous. Use np.ascontiguousarray.")
     order, offsets = torch.ops.mamba_lab.cut_token_budget(
-        torch.from_numpy(lengths), min(max_tokens, INT64_MAX), max_padding, room
+        lengths_as_tensor(lengths), min(max_tokens, INT64_MAX), max_padding, room
     )
     return order.numpy(), offsets.numpy()
 
 
 def native_available() -> bool:
     """Whether the C++ loop can be used here; says once which loop is used and why."""
-    # Imported here: streams below NATIVE_FROM samples need no compiler and no cache.
-    from mamba_lab.ops.build import load_library
-    from mamba_lab.ops.toolchain import NativeUnavailable
-
-    try:
-        load_library("token_budget")
-    except NativeUnavailable as error:
-        log_once(logging.WARNING, f"Batches are cut in Python, many times slower than in C++. {error}")
-        return False
-    log_once(logging.INFO, "Batches are cut in C++ (token_budget).")
-    return True
+    return library_available("token_budget", "Batches are cut", "many")
 
 
 def cut_in_python(lengths: Int64Array, max_tokens: int, max_padding: float, room: int) -> tuple[Int64Array, Int64Array]:

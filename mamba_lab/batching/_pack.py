@@ -7,7 +7,6 @@ a new bin opens. At the end pieces return to data order in their bins, and bins 
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left, insort
 from collections import deque
 from typing import Any, TypeAlias
@@ -15,9 +14,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from mamba_lab.log import log_once
+from ._native import Int64Array, lengths_as_tensor, library_available
 
-Int64Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Int32Array: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
 # offsets [n_bins + 1], sequence [n], start [n], stop [n], as a PackingPlan holds them.
 Csr: TypeAlias = "tuple[Int64Array, Int64Array, Int32Array, Int32Array]"
@@ -53,17 +51,7 @@ def best_fit(lengths: Int64Array, capacity: int, buffer_size: int, split: bool) 
 
 def native_available() -> bool:
     """Whether the C++ packers can be used here; says once which are used and why."""
-    # Imported here: short lists need no compiler and no cache.
-    from mamba_lab.ops.build import load_library
-    from mamba_lab.ops.toolchain import NativeUnavailable
-
-    try:
-        load_library("packing")
-    except NativeUnavailable as error:
-        log_once(logging.WARNING, f"Sequences are packed in Python, several times slower than in C++. {error}")
-        return False
-    log_once(logging.INFO, "Sequences are packed in C++ (packing).")
-    return True
+    return library_available("packing", "Sequences are packed", "several")
 
 
 def next_fit_in_cpp(lengths: Int64Array, capacity: int, split: bool) -> Csr:
@@ -73,23 +61,12 @@ def next_fit_in_cpp(lengths: Int64Array, capacity: int, split: bool) -> Csr:
         ValueError: ``lengths`` is no contiguous int64 array of one dimension.
         MemoryError: the plan does not fit into memory.
     """
-    return _from_cpp(torch.ops.mamba_lab.pack_next_fit(_as_tensor(lengths), capacity, split))
+    return _from_cpp(torch.ops.mamba_lab.pack_next_fit(lengths_as_tensor(lengths), capacity, split))
 
 
 def best_fit_in_cpp(lengths: Int64Array, capacity: int, buffer_size: int, split: bool) -> Csr:
     """As ``next_fit_in_cpp``."""
-    return _from_cpp(torch.ops.mamba_lab.pack_best_fit(_as_tensor(lengths), capacity, buffer_size, split))
-
-
-def _as_tensor(lengths: Int64Array) -> torch.Tensor:
-    # Checked here, because the C++ side checks nothing: it reads the memory as int64.
-    if not isinstance(lengths, np.ndarray) or lengths.dtype != np.int64 or lengths.ndim != 1:
-        got = f"{lengths.dtype} {list(lengths.shape)}" if hasattr(lengths, "dtype") else type(lengths).__name__
-        raise ValueError(f"lengths must be a NumPy int64 array of one dimension, got {got}.")
-    if not lengths.flags.c_contiguous:
-        raise ValueError("lengths must be contiguous. Use np.ascontiguousarray.")
-    # PyTorch warns of arrays that it may not write to (a memory map), though nobody writes here.
-    return torch.from_numpy(lengths if lengths.flags.writeable else lengths.copy())
+    return _from_cpp(torch.ops.mamba_lab.pack_best_fit(lengths_as_tensor(lengths), capacity, buffer_size, split))
 
 
 def _from_cpp(made: tuple[torch.Tensor, ...]) -> Csr:

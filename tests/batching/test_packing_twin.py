@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mamba_lab.batching import _pack, pack_best_fit
+from mamba_lab.batching import _native, _pack, pack_best_fit
 from mamba_lab.lengths import published_lengths
 from mamba_lab.log import log_once
 from mamba_lab.ops import NativeUnavailable, build
@@ -184,9 +184,9 @@ def test_no_other_array_reaches_the_cpp_functions(monkeypatch: pytest.MonkeyPatc
 
 def test_lengths_are_copied_only_where_pytorch_would_warn() -> None:
     lengths = np.arange(4)
-    assert _pack._as_tensor(lengths).data_ptr() == lengths.ctypes.data
+    assert _native.lengths_as_tensor(lengths).data_ptr() == lengths.ctypes.data
     lengths.setflags(write=False)
-    assert _pack._as_tensor(lengths).data_ptr() != lengths.ctypes.data
+    assert _native.lengths_as_tensor(lengths).data_ptr() != lengths.ctypes.data
 
 
 SHORT_OF_MEMORY = """
