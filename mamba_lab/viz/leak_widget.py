@@ -16,7 +16,7 @@ from mamba_lab.viz.colours import document_name
 from mamba_lab.viz.figure import to_png
 from mamba_lab.viz.leak_map import count_leaks, leak_maps
 from mamba_lab.viz.style import PAGE_WIDTH
-from mamba_lab.viz.widgets import parse_lengths
+from mamba_lab.viz.widgets import escaped, parse_lengths
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -121,7 +121,7 @@ def leak_explorer(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
             output.max = max(0, sum(chosen) - 1)
             figure, said = explore(chosen, convolution.value, scan.value, blocks.value, taps.value, output.value)
         except ValueError as error:
-            text.value = "<b>✗</b> " + str(error).replace("&", "&amp;").replace("<", "&lt;")
+            text.value = "<b>✗</b> " + escaped(str(error))
             return
         image.value, text.value = to_png(figure), said
 

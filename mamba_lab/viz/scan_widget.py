@@ -11,7 +11,7 @@ from mamba_lab.viz.colours import document_name
 from mamba_lab.viz.figure import to_png
 from mamba_lab.viz.scan_tree import MOST_TOKENS, fraction, number, pairs_of, scan_rounds, scan_tree
 from mamba_lab.viz.style import PAGE_WIDTH
-from mamba_lab.viz.widgets import parse_lengths
+from mamba_lab.viz.widgets import escaped, parse_lengths
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -70,7 +70,7 @@ def scan_stepper(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
             token.max, rounds.max = T - 1, (T - 1).bit_length()
             figure, said = step(chosen, x, rounds.value, token.value)
         except ValueError as error:
-            text.value = "<b>✗</b> " + str(error).replace("&", "&amp;").replace("<", "&lt;")
+            text.value = "<b>✗</b> " + escaped(str(error))
             return
         image.value, text.value = to_png(figure), said
 

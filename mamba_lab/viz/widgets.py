@@ -112,10 +112,10 @@ def batch_painter(lengths: Sequence[int] | None = None, *, schemes: Sequence[str
             capacity.max, buffer.max = max(32, *chosen), max(8, len(chosen))
             figure, said = paint(scheme.value, capacity.value, buffer.value, chosen, words)
         except ValueError as error:
-            text.value = f"<b>✗</b> {_plain(str(error))}"
+            text.value = f"<b>✗</b> {escaped(str(error))}"
             return
         image.value = to_png(figure)
-        text.value = _plain(said)
+        text.value = escaped(said)
 
     inputs = {"scheme": scheme, "capacity": capacity, "buffer": buffer, "source": source, "own": own}
     if lengths is not None:
@@ -162,5 +162,6 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _plain(text: str) -> str:
+def escaped(text: str) -> str:
+    """``text`` for an HTML widget."""
     return text.replace("&", "&amp;").replace("<", "&lt;")
