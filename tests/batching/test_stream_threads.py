@@ -389,16 +389,18 @@ def test_the_program_ends_with_an_iteration_open() -> None:
 
 def test_a_reader_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("mamba_lab.batching._stream_threads.JOIN_SECONDS", 0.05)
-    release = threading.Event()
+    release, hangs = threading.Event(), threading.Event()
 
     def documents() -> Iterator[Any]:
         for number in range(100):
             if number == 15:
+                hangs.set()
                 release.wait(10)
             yield [number] * 32
 
     running: Any = iter(stream(documents, workers=1, check_batches=0))
     next(running)
+    assert hangs.wait(10)  # closed before that, the reader would stop in time
     running.close()
     assert "still inside the documents or tokenize after 0.05 seconds" in caplog.text
     release.set()
