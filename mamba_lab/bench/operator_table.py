@@ -17,6 +17,12 @@ def table(payload: Mapping[str, Any]) -> str:
     for operator in ("ssm_pack", "conv1d_pack"):
         for dtype in dict.fromkeys(part["dtype"] for part in payload[operator]):
             lines += _operator(f"{operator}, {dtype}", [part for part in payload[operator] if part["dtype"] == dtype])
+    rows = [("ssm_pack, published lengths", "sequences", "direction", "packed against one sequence", "again")]
+    for part in payload["published"]:
+        against = [_ratio(part["against_one_sequence"][name]) for name in ("packed", "one_sequence_again")]
+        direction = part["direction"].replace("_", "+")
+        rows.append((f"{part['tokens']:,} tokens", str(len(part["lengths"])), direction, *against))
+    lines += ["", *aligned(rows)]
     scale = payload["scale"]
     for form in ("one_sequence", "packed"):
         against = ("against the smallest", "the same with pages kept")

@@ -41,6 +41,7 @@ PACKS = {
 PACKS_OF = {torch.float32: tuple(PACKS), torch.bfloat16: ("ragged",), torch.float64: ("ragged",)}
 SCALES = (1024, 4096, 16_384, 65_536, 131_072)
 SCALED_CHANNELS = 256
+PUBLISHED = (4096, 16_384)
 ROUNDS_A_REPEAT = 4
 
 
@@ -111,6 +112,7 @@ def measure(repeats: int, peers: bool) -> dict[str, Any]:
             ]
             for name, case in cases.items()
         },
+        "published": measure_published(repeats),
         "scale": measure_scale(repeats),
         "peers": {name: operator_peers.in_own_process(name, sizes, threads, repeats) for name in operator_peers.PEERS}
         if peers
@@ -192,6 +194,30 @@ def check_pieces(what: str, function: Function, pieces: Sequence[Case], wanted: 
         raise RuntimeError(
             f"{what}: y is off by {off:.1e} of its largest value; times of different things mean nothing"
         )
+
+
+def measure_published(repeats: int) -> list[dict[str, Any]]:
+    """The scan on packs of the published lengths, against the same tokens as one sequence, with all threads."""
+    torch.set_num_threads(n_cores())
+    found = []
+    for tokens in PUBLISHED:
+        case, lengths = scan_case(tokens, CHANNELS, STATES, torch.float32), published_pack(tokens)
+        parts = {"one_sequence": ours("ssm_pack"), "packed": ours("ssm_pack", lengths)}
+        parts["one_sequence_again"] = parts["one_sequence"]
+        for direction, step in DIRECTIONS.items():
+            calls = {name: calling(step, function, [case]) for name, function in parts.items()}
+            samples = time_in_turn(calls, repeats * ROUNDS_A_REPEAT)
+            found.append(
+                {
+                    "tokens": tokens,
+                    "lengths": lengths,
+                    "direction": direction,
+                    "threads": n_cores(),
+                    "seconds": samples,
+                    "against_one_sequence": {name: ratios(samples[name], samples["one_sequence"]) for name in samples},
+                }
+            )
+    return found
 
 
 def measure_scale(repeats: int) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def test_the_command_writes_a_record(
 ) -> None:
     for name, value in {"TOKENS": 24, "CHANNELS": 4, "STATES": 3, "SCALES": (16, 64), "SCALED_CHANNELS": 4}.items():
         monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(bench, "PUBLISHED", (16, 300))
     monkeypatch.setattr(bench, "PACKS", {"equal": [12, 12], "ragged": [5, 1, 18], "short": [2] * 12})
     monkeypatch.setattr(bench, "n_cores", lambda: 1)
     monkeypatch.setattr(operator_scale, "in_own_process", operator_scale.measure_memory)
@@ -221,6 +222,12 @@ def test_the_command_writes_a_record(
         assert parts[1]["against_one_sequence"]["one_sequence"]["median"] == 1
         assert parts[1]["peak_bytes"]["packed_ragged"] > 0
     assert "torch_one_by_one_ragged" in results["conv1d_pack"][0]["seconds"]
+    assert [(one["tokens"], one["direction"]) for one in results["published"][1:3]] == [
+        (16, "forward_backward"),
+        (300, "forward"),
+    ]
+    assert sum(results["published"][2]["lengths"]) == 300
+    assert results["published"][0]["against_one_sequence"]["packed"]["median"] > 0
     assert [one["tokens"] for one in results["scale"]["packed"]["memory"]] == [16, 64]
     assert set(results["peers"]) == {"mambapy", "mamba-ssm"}
     out = capsys.readouterr().out
