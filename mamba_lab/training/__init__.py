@@ -1,0 +1,9 @@
+"""Training on packs, padded batches or one sequence at a time: one loop, one mean, exact resume."""
+
+from __future__ import annotations
+
+from .evaluate import Validation, evaluate
+from .loop import TrainResult, train
+from .metrics import StepMetrics
+
+__all__ = ["StepMetrics", "TrainResult", "Validation", "evaluate", "train"]
