@@ -66,9 +66,9 @@ __device__ __forceinline__ float decay_rate(float a) {
   return rate < -most ? -most : rate > most ? most : rate;
 }
 
-// log(1 + e) for 0 <= e <= 1, to 1.6e-7 of its value: a polynomial of degree 8 for log(1 + e) / e. The usual lg2.approx
-// loses the small steps (1e-3 is a common one), because 1 + e has lost e's last digits before.
-__device__ __forceinline__ float log1p_of_unit(float e) {
+// log(1 + e) / e for 0 <= e <= 1, to 1.6e-7 of its value: a polynomial of degree 8. The usual lg2.approx of 1 + e loses
+// the small steps (1e-3 is a common one), because 1 + e has dropped e's last digits before.
+__device__ __forceinline__ float log1p_ratio(float e) {
   float p = 5.232691299e-03f;
   p = __fmaf_rn(p, e, -2.950522676e-02f);
   p = __fmaf_rn(p, e, 7.822593302e-02f);
@@ -77,18 +77,18 @@ __device__ __forceinline__ float log1p_of_unit(float e) {
   p = __fmaf_rn(p, e, -2.484298199e-01f);
   p = __fmaf_rn(p, e, 3.331909776e-01f);
   p = __fmaf_rn(p, e, -4.999949336e-01f);
-  p = __fmaf_rn(p, e, 9.999999404e-01f);
-  return __fmul_rn(p, e);
+  return __fmaf_rn(p, e, 9.999999404e-01f);
 }
 
 // exp(-|x|): what softplus and its slope are made of.
 __device__ __forceinline__ float exp_of_minus_abs(float x) { return exp2_fast(__fmul_rn(fabsf(x), -kLog2E)); }
 
-// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|). Above 20 this is x to the bit, as PyTorch has it.
-__device__ __forceinline__ float softplus(float x) {
-  const float log1p = log1p_of_unit(exp_of_minus_abs(x));
-  return x < 0 ? log1p : __fadd_rn(x, log1p);  // not max(x, 0): it would hide a NaN
+// log(1 + e^x) = max(x, 0) + log(1 + e^-|x|), `e` being e^-|x|. Above 20 this is x to the bit, as PyTorch has it.
+__device__ __forceinline__ float softplus_from(float x, float e) {
+  return __fmaf_rn(log1p_ratio(e), e, fmaxf(x, 0.0f));  // max drops a NaN, but e keeps it
 }
+
+__device__ __forceinline__ float softplus(float x) { return softplus_from(x, exp_of_minus_abs(x)); }
 
 // The slope of softplus is the sigmoid, from the same exponential.
 __device__ __forceinline__ float sigmoid_from(float x, float exp_of_minus_abs_x) {
