@@ -1,0 +1,479 @@
+"""What a training run is told: six sections of settings, checked when they are made.
+
+    config = TrainConfig(data={"corpus": "docs"}, training={"learning_rate": 1e-3, "max_steps": 100})
+    config = TrainConfig.from_toml("configs/pretrain-docs.toml", overrides=["training.max_steps=100"])
+
+A file has the same sections and keys. Names are those of the field: of Hugging Face's ``TrainingArguments`` where it
+has one, of mamba-ssm for the model.
+"""
+
+from __future__ import annotations
+
+import os
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+
+from mamba_lab.batching._checks import INT32_MAX, INT64_MAX
+from mamba_lab.models.config import MambaConfig
+
+try:
+    from annotated_types import Ge, Gt, Le, Lt
+    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"mamba_lab.training needs {error.name}: pip install 'mamba-lab[train]'.", name=error.name
+    ) from error
+
+from .config_errors import ConfigError, Problem, problems_of, shown
+
+__all__ = [
+    "SCHEMES",
+    "SECTIONS",
+    "ConfigError",
+    "DataConfig",
+    "LoggingConfig",
+    "LossConfig",
+    "ModelConfig",
+    "PackingConfig",
+    "TrainConfig",
+    "TrainingConfig",
+]
+
+Scheme = Literal[
+    "fixed", "padded", "bucketed", "packed-sequential", "packed-greedy", "packed-best-fit", "one-at-a-time", "concat"
+]
+SCHEMES: tuple[str, ...] = Scheme.__args__  # type: ignore[attr-defined]
+_NO_TURNS = ("docs", "code", "code-modules")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and paths as Python has them, since neither goes into a file; a section's keys as text."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {str(key): entry for key, entry in value.items()}
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _plain_text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("expected text that is not empty")
+    if any(unicodedata.category(c) in ("Cc", "Cs") for c in value):
+        raise ValueError("expected text without control characters, in UTF-8")
+    return value
+
+
+def _plain_path(value: Path) -> Path:
+    _plain_text(str(value))
+    return value
+
+
+def _device(value: str) -> str:
+    kind, colon, number = value.partition(":")
+    if value not in ("auto", "cpu", "cuda") and not (
+        kind == "cuda" and colon and number.isascii() and number.isdigit()
+    ):
+        raise ValueError('expected "auto", "cpu", "cuda", or one GPU such as "cuda:0"')
+    return value
+
+
+Count = Annotated[int, Ge(1), Le(INT32_MAX)]
+Whole = Annotated[int, Ge(0), Le(INT32_MAX)]
+Seed = Annotated[int, Ge(0), Le(INT64_MAX)]
+Positive = Annotated[float, Gt(0)]
+Share = Annotated[float, Ge(0), Le(1)]
+Below1 = Annotated[float, Ge(0), Lt(1)]
+Text = Annotated[str, AfterValidator(_plain_text)]
+Device = Annotated[str, AfterValidator(_device)]
+Folder = Annotated[Path, Field(strict=False), AfterValidator(_plain_path)]
+
+
+class _Section(BaseModel):
+    """Settings that are checked when they are made and do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+    section: ClassVar[str] = ""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**{key: _plain(value) for key, value in values.items()})
+        except ValidationError as error:
+            raise ConfigError(problems_of(error, self.section, type(self).model_fields)) from None
+
+
+class DataConfig(_Section):
+    """Which documents, and which of their tokens teach.
+
+    Attributes:
+        corpus: a name (docs, code, code-modules, chat), a file, a folder, or a hub id, as ``load_corpus`` takes.
+        text_field: the field that holds the text or the conversation.
+        on_error: "skip" leaves out what cannot be read, counted.
+        max_line_bytes: a longer line of jsonl cannot be read.
+        streaming: read documents one after another, for files larger than the memory. Packed schemes only.
+        tokenizer: a tokenizer.json; None is the course's.
+        add_end: an end-of-text token after each document, a target like the others: so a model learns to stop.
+        min_seq_len: shorter sequences are left out, counted.
+        max_seq_len: longer sequences lose their end, counted; None keeps them whole.
+        max_documents: take the first so many only.
+        validation_share: share of the documents that are kept for validation, whole ones, chosen by seed and number
+            alone.
+        teach: which tokens are targets, as ``make_targets`` has it: "whole", "assistant" (conversations only) or
+            "prompt".
+        prompt_tokens: with teach = "prompt": so many first tokens of each document are read but not taught.
+        seed: of the validation documents and of the order; None is ``training.seed``.
+    """
+
+    section: ClassVar[str] = "data"
+    corpus: Text = "docs"
+    text_field: Text = "text"
+    on_error: Literal["raise", "skip"] = "raise"
+    max_line_bytes: Count = 16 << 20
+    streaming: bool = False
+    tokenizer: Text | None = None
+    add_end: bool = True
+    min_seq_len: Count = 2
+    max_seq_len: Count | None = None
+    max_documents: Count | None = None
+    validation_share: Below1 = 0.05
+    teach: Literal["whole", "assistant", "prompt"] = "whole"
+    prompt_tokens: Whole | None = None
+    seed: Seed | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> DataConfig:
+        if self.max_seq_len is not None and self.max_seq_len < self.min_seq_len:
+            raise Problem(
+                "data.max_seq_len",
+                f"is {self.max_seq_len}, below data.min_seq_len {self.min_seq_len}: no sequence would be left.",
+            )
+        if self.teach == "assistant" and self.corpus in _NO_TURNS:
+            raise Problem(
+                "data.teach",
+                f'is "assistant", but {self.corpus} has no conversations. Say "whole", or data.corpus = "chat".',
+            )
+        if (self.teach == "prompt") != (self.prompt_tokens is not None):
+            given = f"is {self.prompt_tokens}" if self.prompt_tokens is not None else "is missing"
+            raise Problem("data.prompt_tokens", f'{given}, and data.teach is "{self.teach}": "prompt" needs it, alone.')
+        return self
+
+
+class PackingConfig(_Section):
+    """How sequences become batches.
+
+    Attributes:
+        scheme: one of ``SCHEMES``. "concat" joins documents and lets the state leak: for the lesson.
+        capacity: tokens of a row: of a pack, or of a fixed chunk.
+        rows: rows of a micro-batch.
+        buffer_size: documents that packed-* sorts or packs together.
+        overflow: what becomes of a sequence longer than a row: "split", "truncate" (counted) or "error".
+        max_tokens: padded and bucketed: the positions of a micro-batch; None is rows * capacity.
+        n_buckets, max_spread: bucketed: how many buckets, and how many tokens apart two lengths of one may be.
+        max_padding: padded and bucketed: the padding rate that no micro-batch exceeds; 1 switches the guard off.
+        sort: padded and bucketed: "sorted" forms batches from the whole epoch sorted by length (LongAlign's sorted
+            batching), their order shuffled.
+        shuffle: a new order each epoch.
+        pad_to_multiple_of: make row lengths a multiple of this.
+        workers: threads that tokenise; 0 does it between the steps.
+        prefetch: micro-batches made ahead, with workers.
+    """
+
+    section: ClassVar[str] = "packing"
+    scheme: Scheme = "packed-greedy"
+    capacity: Count = 2048
+    rows: Count = 1
+    buffer_size: Count = 1024
+    overflow: Literal["split", "truncate", "error"] = "split"
+    max_tokens: Count | None = None
+    n_buckets: Count = 8
+    max_spread: Whole = 128
+    max_padding: Share = 0.2
+    sort: Literal["random", "sorted"] = "random"
+    shuffle: bool = True
+    pad_to_multiple_of: Count | None = None
+    workers: Whole = 1
+    prefetch: Count = 4
+
+    @property
+    def budget(self) -> int:
+        """Positions that a micro-batch may have."""
+        return self.max_tokens if self.max_tokens is not None else self.rows * self.capacity
+
+    @property
+    def packed(self) -> bool:
+        """Whether the scheme is one of packed-*."""
+        return self.scheme.startswith("packed-")
+
+    @model_validator(mode="after")
+    def _possible(self) -> PackingConfig:
+        multiple = self.pad_to_multiple_of or 1
+        if self.rows * -(-self.capacity // multiple) * multiple > INT32_MAX:
+            raise Problem(
+                "packing.capacity",
+                f"is {self.capacity} and packing.rows is {self.rows}: a micro-batch has at most {INT32_MAX} positions. "
+                f"Use fewer rows and more training.gradient_accumulation_steps.",
+            )
+        if self.sort == "sorted" and self.scheme not in ("padded", "bucketed"):
+            raise Problem(
+                "packing.sort",
+                f'is "sorted", but packing.scheme is "{self.scheme}". Sorted batching goes with padded and bucketed.',
+            )
+        if self.sort == "sorted" and not self.shuffle:
+            raise Problem(
+                "packing.sort",
+                'is "sorted", but packing.shuffle is false. Sorted batches in their own order would teach short '
+                "sequences first. Set shuffle = true.",
+            )
+        return self
+
+
+class LossConfig(_Section):
+    """What the loss is a mean over.
+
+    Attributes:
+        weighting: "token": every target of the global step counts the same. "sequence": every sequence does, by
+            1 / its targets.
+    """
+
+    section: ClassVar[str] = "loss"
+    weighting: Literal["token", "sequence"] = "token"
+
+
+class TrainingConfig(_Section):
+    """How long, how fast, where, and what is kept.
+
+    Attributes:
+        output_dir: the run's folder: settings, metrics.jsonl, checkpoints. None writes nothing.
+        num_train_epochs: passes over the documents.
+        max_steps: stop after so many steps, even if an epoch is not over.
+        learning_rate: the highest, after warm-up.
+        weight_decay, adam_beta1, adam_beta2, adam_epsilon: of AdamW.
+        warmup_ratio, warmup_steps: the learning rate rises over this share of all steps, or over so many. One of
+            them; with neither over a twentieth.
+        lr_scheduler_type: what follows: "cosine", "linear" or "constant".
+        min_lr_ratio: where cosine and linear end, as a share of ``learning_rate``.
+        max_grad_norm: a step's gradient is scaled down to this norm; 0 does not clip.
+        gradient_accumulation_steps: micro-batches of a step.
+        bf16: autocast to bfloat16, with float32 weights; "auto" does so on GPUs that have it.
+        gradient_checkpointing: keep only each block's input: less memory, a third slower.
+        torch_compile: compile the model.
+        seed: of weights, order and validation documents.
+        deterministic: refuse operations whose result differs from run to run.
+        device: "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
+        eval_steps: validate after every so many steps; None at the end only.
+        save_steps: write a checkpoint after every so many steps; None at the end only, and when stopped.
+        save_total_limit: checkpoints that are kept.
+        on_nonfinite: a step whose loss or gradient is not finite: "skip" leaves the weights as they were, counted;
+            "stop" ends the run.
+    """
+
+    section: ClassVar[str] = "training"
+    output_dir: Folder | None = None
+    num_train_epochs: Count = 1
+    max_steps: Count | None = None
+    learning_rate: Positive = 1e-3
+    weight_decay: Annotated[float, Ge(0)] = 0.1
+    adam_beta1: Below1 = 0.9
+    adam_beta2: Below1 = 0.95
+    adam_epsilon: Positive = 1e-8
+    warmup_ratio: Share | None = None
+    warmup_steps: Whole | None = None
+    lr_scheduler_type: Literal["cosine", "linear", "constant"] = "cosine"
+    min_lr_ratio: Share = 0.1
+    max_grad_norm: Annotated[float, Ge(0)] = 1.0
+    gradient_accumulation_steps: Count = 1
+    bf16: bool | Literal["auto"] = "auto"
+    gradient_checkpointing: bool = False
+    torch_compile: bool = False
+    seed: Seed = 0
+    deterministic: bool = False
+    device: Device = "auto"
+    eval_steps: Count | None = None
+    save_steps: Count | None = None
+    save_total_limit: Count = 3
+    on_nonfinite: Literal["skip", "stop"] = "skip"
+
+    def warmup(self, total_steps: int) -> int:
+        """Steps over which the learning rate rises, of ``total_steps``."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return round((0.05 if self.warmup_ratio is None else self.warmup_ratio) * total_steps)
+
+    @model_validator(mode="after")
+    def _possible(self) -> TrainingConfig:
+        if self.warmup_ratio is not None and self.warmup_steps is not None:
+            raise Problem(
+                "training.warmup_ratio",
+                f"is {self.warmup_ratio} and training.warmup_steps is {self.warmup_steps}: expected one of the two.",
+            )
+        if self.save_steps is not None and self.output_dir is None:
+            raise Problem(
+                "training.save_steps",
+                f"is {self.save_steps}, but training.output_dir is not set: there is no place for a checkpoint.",
+            )
+        return self
+
+
+class ModelConfig(_Section):
+    """The model: a new one of these sizes, or one that is there.
+
+    Attributes:
+        from_pretrained: a checkpoint's folder, a run's folder, or a hub id. It brings its own sizes.
+        backend: which kernels run the operators; "auto" takes the fastest here.
+        d_model ... initializer_range: as in ``MambaConfig``. vocab_size None is the tokenizer's.
+    """
+
+    section: ClassVar[str] = "model"
+    from_pretrained: Text | None = None
+    backend: Literal["auto", "reference", "cpu", "triton", "cuda"] = "auto"
+    d_model: Count = 128
+    n_layer: Count = 4
+    vocab_size: Count | None = None
+    d_state: Count = 16
+    d_conv: Count = 4
+    expand: Count = 2
+    dt_rank: Count | Literal["auto"] = "auto"
+    dt_min: Positive = 0.001
+    dt_max: Positive = 0.1
+    dt_init: Literal["random", "constant"] = "random"
+    dt_scale: Positive = 1.0
+    dt_init_floor: Positive = 1e-4
+    conv_bias: bool = True
+    bias: bool = False
+    rms_norm: bool = True
+    norm_epsilon: Positive = 1e-5
+    residual_in_fp32: bool = True
+    tie_embeddings: bool = True
+    pad_vocab_size_multiple: Count = 8
+    initializer_range: Positive = 0.02
+
+    def mamba(self, vocab_size: int) -> MambaConfig:
+        """The new model's configuration, for a tokenizer of ``vocab_size`` ids.
+
+        Raises:
+            ConfigError: the model has fewer ids than the tokenizer.
+        """
+        if self.vocab_size is not None and self.vocab_size < vocab_size:
+            raise ConfigError(
+                [
+                    f"model.vocab_size is {self.vocab_size}, but the tokenizer has {vocab_size} ids. Leave it out, or "
+                    f"take at least {vocab_size}."
+                ]
+            )
+        sizes = self.model_dump(exclude={"from_pretrained", "backend", "vocab_size"})
+        return MambaConfig(vocab_size=self.vocab_size or vocab_size, **sizes)
+
+    @model_validator(mode="after")
+    def _possible(self) -> ModelConfig:
+        sizes = sorted(self.model_fields_set - {"from_pretrained", "backend"})
+        if self.from_pretrained is not None and sizes:
+            raise Problem(
+                f"model.{sizes[0]}",
+                f"is set, but model.from_pretrained {shown(self.from_pretrained)} brings its own. Remove one of them.",
+            )
+        try:
+            self.mamba(self.vocab_size or 1)
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise Problem(f"model.{str(error).partition(' ')[0]}", str(error).partition(" ")[2]) from None
+        return self
+
+
+class LoggingConfig(_Section):
+    """What is shown and written while it runs.
+
+    Attributes:
+        logging_steps: a line in metrics.jsonl, and a point in TensorBoard, every so many steps.
+        progress: a bar; None where the terminal can show one.
+        tensorboard: event files in the run's folder.
+        gradient_report_steps: each layer's gradient norm every so many steps.
+        run_name: what the run is called in bar, log and TensorBoard; None is the folder's name.
+    """
+
+    section: ClassVar[str] = "logging"
+    logging_steps: Count = 1
+    progress: bool | None = None
+    tensorboard: bool = False
+    gradient_report_steps: Count | None = None
+    run_name: Text | None = None
+
+
+SECTIONS: dict[str, type[_Section]] = {
+    kind.section: kind for kind in (DataConfig, PackingConfig, LossConfig, TrainingConfig, ModelConfig, LoggingConfig)
+}
+
+
+class TrainConfig(_Section):
+    """All settings of a run. A section is given as its class or as a dictionary; what is left out has its default.
+
+    Raises:
+        ConfigError: an unknown key, a wrong value, or a combination that cannot be; a line for each.
+    """
+
+    data: DataConfig = DataConfig()
+    packing: PackingConfig = PackingConfig()
+    loss: LossConfig = LossConfig()
+    training: TrainingConfig = TrainingConfig()
+    model: ModelConfig = ModelConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+    @property
+    def data_seed(self) -> int:
+        """The seed of the validation documents and of the order."""
+        return self.training.seed if self.data.seed is None else self.data.seed
+
+    def replace(self, **sections: Mapping[str, Any]) -> TrainConfig:
+        """The same settings but for those given: ``config.replace(training={"max_steps": 10})``.
+
+        Raises:
+            ConfigError: as for the class.
+        """
+        from .config_file import merged
+
+        return TrainConfig(**merged(self.model_dump(exclude_unset=True), sections))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainConfig:
+        """The settings of a file, with ``section.key=value`` overrides, each value written as in the file.
+
+        Raises:
+            ConfigError: the file is missing or no TOML, or a setting is wrong; the message names file or override.
+        """
+        from .config_file import load
+
+        return cls(**load(path, overrides))
+
+    def to_toml(self) -> str:
+        """Every setting with its value, as a file that ``from_toml`` reads back. What is None is left out."""
+        from .config_file import dump
+
+        return dump(self)
+
+    @model_validator(mode="after")
+    def _possible(self) -> TrainConfig:
+        data, packing, training = self.data, self.packing, self.training
+        if training.eval_steps is not None and data.validation_share == 0:
+            raise Problem(
+                "training.eval_steps",
+                f"is {training.eval_steps}, but data.validation_share is 0: there is nothing to validate on.",
+            )
+        if data.streaming and not packing.packed:
+            raise Problem(
+                "data.streaming",
+                f'is true, but packing.scheme "{packing.scheme}" must know all lengths first. Take a packed scheme.',
+            )
+        if data.streaming and training.max_steps is None:
+            raise Problem(
+                "data.streaming",
+                "is true, and training.max_steps is not set: a stream does not know its length, and the learning "
+                "rate must know the last step.",
+            )
+        if self.logging.tensorboard and training.output_dir is None:
+            raise Problem(
+                "logging.tensorboard", "is true, but training.output_dir is not set: there is no place for its files."
+            )
+        return self
