@@ -23,6 +23,11 @@ def csrc_dir() -> Path:
     return _resource("csrc")
 
 
+def configs_dir() -> Path:
+    """The folder with the example runs, one TOML file each."""
+    return _resource("configs")
+
+
 def _resource(name: str) -> Path:
     inside = _PACKAGE / f"_{name}"
     return inside if inside.is_dir() else _CHECKOUT / name
