@@ -22,7 +22,7 @@ from mamba_lab.models.config import MambaConfig
 
 try:
     from annotated_types import Ge, Gt, Le, Lt
-    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+    from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"mamba_lab.training needs {error.name}: pip install 'mamba-lab[train]'.", name=error.name
@@ -67,9 +67,8 @@ def _plain_text(value: str) -> str:
     return value
 
 
-def _plain_path(value: Path) -> Path:
-    _plain_text(str(value))
-    return value
+def _plain_path(value: Any) -> Any:
+    return _plain_text(value) if isinstance(value, str) else value
 
 
 def _device(value: str) -> str:
@@ -89,7 +88,7 @@ Share = Annotated[float, Ge(0), Le(1)]
 Below1 = Annotated[float, Ge(0), Lt(1)]
 Text = Annotated[str, AfterValidator(_plain_text)]
 Device = Annotated[str, AfterValidator(_device)]
-Folder = Annotated[Path, Field(strict=False), AfterValidator(_plain_path)]
+Folder = Annotated[Path, Field(strict=False), BeforeValidator(_plain_path)]
 
 
 class _Section(BaseModel):
@@ -113,7 +112,7 @@ class DataConfig(_Section):
         text_field: the field that holds the text or the conversation.
         on_error: "skip" leaves out what cannot be read, counted.
         max_line_bytes: a longer line of jsonl cannot be read.
-        streaming: read documents one after another, for files larger than the memory. Packed schemes only.
+        streaming: read documents one after another, for files larger than the memory. Not for fixed, padded, bucketed.
         tokenizer: a tokenizer.json; None is the course's.
         add_end: an end-of-text token after each document, a target like the others: so a model learns to stop.
         min_seq_len: shorter sequences are left out, counted.
@@ -121,9 +120,8 @@ class DataConfig(_Section):
         max_documents: take the first so many only.
         validation_share: share of the documents that are kept for validation, whole ones, chosen by seed and number
             alone.
-        teach: which tokens are targets, as ``make_targets`` has it: "whole", "assistant" (conversations only) or
-            "prompt".
-        prompt_tokens: with teach = "prompt": so many first tokens of each document are read but not taught.
+        teach: which tokens are targets: "whole" (all), or, of conversations, "assistant" (what the assistant says) or
+            "prompt" (all but the prompt, which ends where the assistant's first turn begins).
         seed: of the validation documents and of the order; None is ``training.seed``.
     """
 
@@ -140,7 +138,6 @@ class DataConfig(_Section):
     max_documents: Count | None = None
     validation_share: Below1 = 0.05
     teach: Literal["whole", "assistant", "prompt"] = "whole"
-    prompt_tokens: Whole | None = None
     seed: Seed | None = None
 
     @model_validator(mode="after")
@@ -150,14 +147,11 @@ class DataConfig(_Section):
                 "data.max_seq_len",
                 f"is {self.max_seq_len}, below data.min_seq_len {self.min_seq_len}: no sequence would be left.",
             )
-        if self.teach == "assistant" and self.corpus in _NO_TURNS:
+        if self.teach != "whole" and self.corpus in _NO_TURNS:
             raise Problem(
                 "data.teach",
-                f'is "assistant", but {self.corpus} has no conversations. Say "whole", or data.corpus = "chat".',
+                f'is "{self.teach}", but {self.corpus} has no conversations. Say "whole", or data.corpus = "chat".',
             )
-        if (self.teach == "prompt") != (self.prompt_tokens is not None):
-            given = f"is {self.prompt_tokens}" if self.prompt_tokens is not None else "is missing"
-            raise Problem("data.prompt_tokens", f'{given}, and data.teach is "{self.teach}": "prompt" needs it, alone.')
         return self
 
 
@@ -168,7 +162,7 @@ class PackingConfig(_Section):
         scheme: one of ``SCHEMES``. "concat" joins documents and lets the state leak: for the lesson.
         capacity: tokens of a row: of a pack, or of a fixed chunk.
         rows: rows of a micro-batch.
-        buffer_size: documents that packed-* sorts or packs together.
+        buffer_size: documents that are packed together.
         overflow: what becomes of a sequence longer than a row: "split", "truncate" (counted) or "error".
         max_tokens: padded and bucketed: the positions of a micro-batch; None is rows * capacity.
         n_buckets, max_spread: bucketed: how many buckets, and how many tokens apart two lengths of one may be.
@@ -202,11 +196,6 @@ class PackingConfig(_Section):
         """Positions that a micro-batch may have."""
         return self.max_tokens if self.max_tokens is not None else self.rows * self.capacity
 
-    @property
-    def packed(self) -> bool:
-        """Whether the scheme is one of packed-*."""
-        return self.scheme.startswith("packed-")
-
     @model_validator(mode="after")
     def _possible(self) -> PackingConfig:
         multiple = self.pad_to_multiple_of or 1
@@ -215,6 +204,12 @@ class PackingConfig(_Section):
                 "packing.capacity",
                 f"is {self.capacity} and packing.rows is {self.rows}: a micro-batch has at most {INT32_MAX} positions. "
                 f"Use fewer rows and more training.gradient_accumulation_steps.",
+            )
+        if self.max_tokens is not None and self.max_tokens < self.capacity:
+            raise Problem(
+                "packing.max_tokens",
+                f"is {self.max_tokens}, below packing.capacity {self.capacity}: a sequence of that length would fit no "
+                f"micro-batch.",
             )
         if self.sort == "sorted" and self.scheme not in ("padded", "bucketed"):
             raise Problem(
@@ -248,11 +243,11 @@ class TrainingConfig(_Section):
     Attributes:
         output_dir: the run's folder: settings, metrics.jsonl, checkpoints. None writes nothing.
         num_train_epochs: passes over the documents.
-        max_steps: stop after so many steps, even if an epoch is not over.
+        max_steps: take so many steps, in as many passes as that needs; overrides ``num_train_epochs``.
         learning_rate: the highest, after warm-up.
         weight_decay, adam_beta1, adam_beta2, adam_epsilon: of AdamW.
-        warmup_ratio, warmup_steps: the learning rate rises over this share of all steps, or over so many. One of
-            them; with neither over a twentieth.
+        warmup_ratio, warmup_steps: the learning rate rises over this share of all steps, or over so many. At most one
+            of the two.
         lr_scheduler_type: what follows: "cosine", "linear" or "constant".
         min_lr_ratio: where cosine and linear end, as a share of ``learning_rate``.
         max_grad_norm: a step's gradient is scaled down to this norm; 0 does not clip.
@@ -300,7 +295,7 @@ class TrainingConfig(_Section):
         """Steps over which the learning rate rises, of ``total_steps``."""
         if self.warmup_steps is not None:
             return self.warmup_steps
-        return round((0.05 if self.warmup_ratio is None else self.warmup_ratio) * total_steps)
+        return round((self.warmup_ratio or 0.0) * total_steps)
 
     @model_validator(mode="after")
     def _possible(self) -> TrainingConfig:
@@ -443,9 +438,9 @@ class TrainConfig(_Section):
         Raises:
             ConfigError: the file is missing or no TOML, or a setting is wrong; the message names file or override.
         """
-        from .config_file import load
+        from .config_file import read
 
-        return cls(**load(path, overrides))
+        return read(path, overrides)
 
     def to_toml(self) -> str:
         """Every setting with its value, as a file that ``from_toml`` reads back. What is None is left out."""
@@ -461,10 +456,10 @@ class TrainConfig(_Section):
                 "training.eval_steps",
                 f"is {training.eval_steps}, but data.validation_share is 0: there is nothing to validate on.",
             )
-        if data.streaming and not packing.packed:
+        if data.streaming and packing.scheme in ("fixed", "padded", "bucketed"):
             raise Problem(
                 "data.streaming",
-                f'is true, but packing.scheme "{packing.scheme}" must know all lengths first. Take a packed scheme.',
+                f'is true, but packing.scheme "{packing.scheme}" must know all lengths first. Take "packed-greedy".',
             )
         if data.streaming and training.max_steps is None:
             raise Problem(

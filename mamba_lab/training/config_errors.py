@@ -1,4 +1,4 @@
-"""One line for each mistake in a configuration: the key, what it holds, what was expected, and the nearest right name."""
+"""One line for each mistake in a configuration: the key, its value, what was expected, the nearest right name."""
 
 from __future__ import annotations
 
