@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .evaluate import Validation, evaluate
-from .loop import TrainResult, train
 from .metrics import StepMetrics
 
-__all__ = ["StepMetrics", "TrainResult", "Validation", "evaluate", "train"]
+__all__ = ["StepMetrics", "Validation", "evaluate"]

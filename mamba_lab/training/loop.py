@@ -1,19 +1,28 @@
-"""The training loop."""
+"""The training loop: take a step's batches, one mean loss, one update, look at the numbers, keep the place.
+
+Logging, validation and checkpoints all come at a step's end. So there is one kind of place to stop at and go on from.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mamba_lab.document import Document
 from mamba_lab.models import MambaLM
 
-from .metrics import StepMetrics
-
-if TYPE_CHECKING:
-    from .config import TrainConfig
+from .config import TrainConfig
+from .data import TrainingData
+from .gradient_report import gradient_report
+from .metrics import BatchCounts, StepMetrics, peak_memory_gib
+from .prepare import make_model, pick_device, repeatable, require_vocabulary, seed_all
+from .run_folder import open_run
+from .run_log import RunLog
+from .session import Session
+from .signals import StopRequests
+from .step import backward, update
 
 
 @dataclass
@@ -24,15 +33,15 @@ class TrainResult:
         model: as the last step left it.
         steps: taken so far, those before a resume among them.
         history: the steps of this call.
-        validation: (step, loss) of every validation of this call.
+        validation: (step, loss) of every validation so far.
         stopped: "finished" (all epochs), "max_steps", "signal" (Ctrl-C or SIGTERM), or "nonfinite".
         folder: where the run is; None where nothing was written.
         tokens: trained on so far, without padding.
-        seconds: spent so far.
+        seconds: spent in steps so far.
     """
 
     model: MambaLM
-    steps: int
+    steps: int = 0
     history: list[StepMetrics] = field(default_factory=list)
     validation: list[tuple[int, float]] = field(default_factory=list)
     stopped: str = "finished"
@@ -49,5 +58,99 @@ def train(
     documents: Sequence[Document] | None = None,
     on_step: Callable[[StepMetrics], None] | None = None,
 ) -> TrainResult:
-    """Train a model as ``config`` says."""
-    raise NotImplementedError
+    """Train a model as ``config`` says.
+
+    Seeds the random generators of Python, NumPy and PyTorch with ``training.seed``.
+
+    Args:
+        resume: go on from the newest whole checkpoint in ``training.output_dir``, or from this checkpoint or run.
+        model: train this one, in place, instead of making one.
+        documents: train on these instead of ``data.corpus``.
+        on_step: called with each step's metrics.
+
+    Raises:
+        ValueError: settings, data, model or checkpoint do not fit together; the message names what.
+    """
+    settings = config.training
+    device = pick_device(settings.device)
+    with open_run(settings.output_dir, resume=resume) as run, repeatable(settings.deterministic):
+        seed_all(settings.seed)
+        data = TrainingData(config, documents=documents)
+        model = make_model(config.model, data.vocab_size) if model is None else model
+        require_vocabulary(model, data.vocab_size)
+        session = Session(config, model.to(device).train(), data, run.path)
+        if run.checkpoint is not None:
+            session.load(run.checkpoint)
+        if run.config is not None:
+            run.config.write_text(config.to_toml(), encoding="utf-8")
+        with StopRequests() as stop, RunLog(config, run.path, session.total_steps, session.state.step) as log:
+            return _loop(session, log, stop, on_step)
+
+
+def _loop(
+    session: Session, log: RunLog, stop: StopRequests, on_step: Callable[[StepMetrics], None] | None
+) -> TrainResult:
+    settings, state, model = session.config.training, session.state, session.model
+    result = TrainResult(model, folder=session.folder)
+    report_steps = session.config.logging.gradient_report_steps
+
+    for epoch, batches, started, waiting in session.steps():
+        # The step. The gradient is that of one mean over all of its micro-batches.
+        rate = session.schedule.set(state.step)
+        mean = backward(session.forward, batches, bf16=session.bf16)
+        if _due(state.step + 1, report_steps):
+            log.gradients(state.step + 1, gradient_report(model).to_dict())
+        taken = update(model, session.optimizer, mean, settings.max_grad_norm)
+
+        # Its numbers, and what is wrong with them.
+        seconds = time.perf_counter() - started
+        recent = [step.seconds for step in result.history[-50:]] + [seconds]
+        step = StepMetrics.of(
+            BatchCounts.of(batches),
+            step=state.step + 1,
+            epoch=epoch,
+            loss=mean.loss,
+            grad_norm=mean.grad_norm,
+            learning_rate=rate,
+            seconds=seconds,
+            waiting_seconds=waiting,
+            memory_gib=peak_memory_gib(session.device),
+            seconds_left=sum(recent) / len(recent) * (session.total_steps - state.step - 1),
+            skipped=not taken,
+        )
+        for warning in session.watch.look(step, batches, mean.micro_losses):
+            log.warning(step.step, warning)
+        if not mean.finite and settings.on_nonfinite == "stop":
+            result.stopped = "nonfinite"  # and the place stays before this step
+            break
+
+        # The place moves behind the step; from here on everything is at a step's end.
+        session.advance(step, batches)
+        result.history.append(step)
+        log.step(step)
+        if on_step is not None:
+            on_step(step)
+        if _due(step.step, settings.eval_steps):
+            _validate(session, log)
+        if _due(step.step, settings.save_steps):
+            session.save(or_go_on=True)
+        if stop.requested:
+            result.stopped = "signal"
+            break
+    else:
+        result.stopped = "max_steps" if state.step == settings.max_steps else "finished"
+        _validate(session, log)
+    session.save()
+    result.steps, result.validation = state.step, list(state.validation)
+    result.tokens, result.seconds = int(state.counters["tokens"]), float(state.counters["seconds"])
+    return result
+
+
+def _validate(session: Session, log: RunLog) -> None:
+    found = session.validate()
+    if found is not None:
+        log.validation(session.state.step, found.loss, targets=found.weight)
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

@@ -31,6 +31,11 @@ class BatchCounts:
     positions: int
     longest: int
 
+    @property
+    def valid_ratio(self) -> float:
+        """Tokens over positions; without positions nothing is wasted, so 1."""
+        return self.tokens / self.positions if self.positions else 1.0
+
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> BatchCounts:
         """Count over the micro-batches of one step, which lie on the host."""
@@ -84,6 +89,17 @@ class StepMetrics:
     memory_gib: float
     seconds_left: float | None
     skipped: bool
+
+    @classmethod
+    def of(cls, counts: BatchCounts, *, seconds: float, **numbers: Any) -> StepMetrics:
+        """From what the batches hold and the numbers that the loop has: every field that does not follow from these."""
+        return cls(
+            **asdict(counts),
+            valid_ratio=counts.valid_ratio,
+            tgs=counts.tokens / seconds if seconds > 0 else 0.0,
+            seconds=seconds,
+            **numbers,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """All fields by name, as strict JSON has them: a number that is not finite becomes None."""
