@@ -1,0 +1,312 @@
+// conv1d_pack, backward, in one pass over x and dy: the sum before the activation is computed again.
+
+#include "conv1d_pack.h"
+
+#ifndef CONV_BACKWARD_SPAN
+#define CONV_BACKWARD_SPAN 64
+#define CONV_BACKWARD_TOKENS 4
+#define CONV_BACKWARD_WARPS 4
+#define CONV_BACKWARD_BYTES 8
+#define CONV_BACKWARD_BUSY 8192
+#endif
+
+namespace mamba_lab::conv {
+namespace {
+
+constexpr int kWarps = CONV_BACKWARD_WARPS, kTokens = CONV_BACKWARD_TOKENS;
+constexpr int64_t kBusyWarps = CONV_BACKWARD_BUSY, kMostTokens = CONV_BACKWARD_SPAN;
+constexpr int kSlices = 8;
+
+// The gradient of the sum before the activation.
+template <int C>
+__device__ __forceinline__ void through_silu(const float (&dy)[C], const float (&sum)[C], float (&g)[C]) {
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+    const float s = sigmoid(sum[c]);
+    g[c] = __fmul_rn(__fmul_rn(dy[c], s), fmaf(sum[c], __fsub_rn(1.f, s), 1.f));
+  }
+}
+
+// The four warps of a block have the same channels and tiles one after the other; their sums over time become one.
+template <class In, int C, int W, bool Silu>
+__global__ void __launch_bounds__(kWarps* kLanes)
+    backward_tiles(const Problem p, const Gradients out, int span, int64_t blocks) {
+  using T = Taps<W, C>;
+  __shared__ float shared[kWarps][T::kMost + 1][kLanes * C];
+  const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
+  const int64_t block = blockIdx.x % blocks, group = blockIdx.x / blocks;
+  const int64_t first = (group * kWarps + warp) * span, last = min(first + span, p.T);
+  const int64_t mine = (block * kLanes + lane) * C;
+  const bool idle = mine >= p.D;  // such a thread helps to search and stores nothing
+  const int64_t channel = idle ? 0 : mine;
+  const T taps(p, channel);
+  float of_tap[T::kMost][C] = {}, of_bias[C] = {};
+
+  if (first < last) {
+    Place place(p.cu_seqlens, static_cast<int>(p.sequences), first);
+    int64_t lowest = first;  // rows before it are another tile's or another sequence's
+    // Of the last W - 1 tokens: the inputs, and what is known of dx. pending[0] is of the token before this one.
+    float before[T::kRoom][C], pending[T::kRoom][C] = {};
+    taps.template recall<In>(p, place, first, channel, before);
+    const In* const x = static_cast<const In*>(p.x) + channel;
+    const In* const dy = static_cast<const In*>(out.dy) + channel;
+    In* const dx = static_cast<In*>(out.dx) + channel;
+
+    const auto step = [&](const Piece<In, C>& x_piece, const Piece<In, C>& dy_piece, int64_t t, bool counts) {
+      float now[C], g[C], done[C];
+      widen_piece<In, C>(x_piece, now);
+      widen_piece<In, C>(dy_piece, g);
+      if constexpr (Silu) {
+        float sum[C];
+        taps.convolve(now, before, sum);
+        through_silu<C>(g, sum, g);
+      }
+#pragma unroll
+      for (int c = 0; c < C; ++c) {
+        done[c] = __fmul_rn(taps.tap[0][c], g[c]);  // of this token, until an older one is done
+#pragma unroll
+        for (int age = T::kReach; age > 0; --age) {
+          if (taps.has(age)) pending[age - 1][c] = fmaf(taps.tap[age][c], g[c], pending[age - 1][c]);
+        }
+        if (counts) {
+          of_bias[c] = __fadd_rn(of_bias[c], g[c]);
+          of_tap[0][c] = fmaf(g[c], now[c], of_tap[0][c]);
+#pragma unroll
+          for (int age = 1; age <= T::kReach; ++age) {
+            if (taps.has(age)) of_tap[age][c] = fmaf(g[c], before[age - 1][c], of_tap[age][c]);
+          }
+        }
+        float oldest = done[c];
+#pragma unroll
+        for (int age = 1; age <= T::kReach; ++age) {
+          if (age == taps.width - 1) oldest = pending[age - 1][c];
+        }
+#pragma unroll
+        for (int age = T::kReach; age > 1; --age) pending[age - 1][c] = pending[age - 2][c];
+        pending[0][c] = done[c];
+        done[c] = oldest;
+      }
+      taps.push(now, before);
+      const int64_t row = t - (taps.width - 1);
+      if (row >= lowest && !idle) store_piece<In, C>(done, dx + row * p.D);
+    };
+    // At a sequence's end the rows that wait are done.
+    const auto flush = [&] {
+      const int64_t reach = taps.width - 1;
+#pragma unroll
+      for (int age = 1; age <= T::kReach; ++age) {
+        const int64_t row = place.stop - age;
+        if (!taps.has(age) || row < lowest || row >= last || idle) continue;
+        float done[C];
+#pragma unroll
+        for (int c = 0; c < C; ++c) {
+          done[c] = pending[age - 1][c];
+          if (out.dfinal_state != nullptr) {
+            done[c] = __fadd_rn(done[c], out.dfinal_state[(place.s * p.D + channel + c) * reach + reach - age]);
+          }
+        }
+        store_piece<In, C>(done, dx + row * p.D);
+      }
+    };
+
+    for (int64_t t = first;;) {
+      const int64_t stop = min(place.stop, last);
+      for (; t < stop; t += kTokens) {
+        Piece<In, C> xs[kTokens], dys[kTokens];
+        if (t + kTokens <= stop) {
+#pragma unroll
+          for (int i = 0; i < kTokens; ++i) {
+            xs[i] = load_piece<In, C>(x + (t + i) * p.x_stride), dys[i] = load_piece<In, C>(dy + (t + i) * out.dy_stride);
+          }
+#pragma unroll
+          for (int i = 0; i < kTokens; ++i) step(xs[i], dys[i], t + i, true);
+        } else {
+          const int count = static_cast<int>(stop - t);
+#pragma unroll
+          for (int i = 0; i < kTokens; ++i) {
+            if (i >= count) break;
+            xs[i] = load_piece<In, C>(x + (t + i) * p.x_stride), dys[i] = load_piece<In, C>(dy + (t + i) * out.dy_stride);
+          }
+#pragma unroll
+          for (int i = 0; i < kTokens; ++i) {
+            if (i < count) step(xs[i], dys[i], t + i, true);
+          }
+        }
+      }
+      t = stop;
+      if (t == place.stop) flush();
+      if (t == last) break;
+      place.next(p.cu_seqlens);
+      lowest = t;
+      taps.template recall<In>(p, place, t, channel, before);
+#pragma unroll
+      for (int age = 1; age <= T::kReach; ++age) {
+#pragma unroll
+        for (int c = 0; c < C; ++c) pending[age - 1][c] = 0.f;
+      }
+    }
+    // The last rows of a tile wait for the first tokens of the next one.
+    if (last < place.stop) {
+      const int64_t stop = min(place.stop, last + taps.width - 1);
+      Piece<In, C> xs[T::kRoom], dys[T::kRoom];
+#pragma unroll
+      for (int i = 0; i < T::kReach; ++i) {
+        if (last + i >= stop) break;
+        xs[i] = load_piece<In, C>(x + (last + i) * p.x_stride), dys[i] = load_piece<In, C>(dy + (last + i) * out.dy_stride);
+      }
+#pragma unroll
+      for (int i = 0; i < T::kReach; ++i) {
+        if (last + i < stop) step(xs[i], dys[i], last + i, false);
+      }
+      if (stop == place.stop) flush();
+    }
+  }
+
+#pragma unroll
+  for (int c = 0; c < C; ++c) {
+#pragma unroll
+    for (int age = 0; age < T::kMost; ++age) shared[warp][age][lane * C + c] = of_tap[age][c];
+    shared[warp][T::kMost][lane * C + c] = of_bias[c];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < (taps.width + 1) * kLanes * C; i += kWarps * kLanes) {
+    const int row = i / (kLanes * C), column = i % (kLanes * C);
+    const int64_t to = block * kLanes * C + column;
+    if (to >= p.D) continue;
+    const int age = row < taps.width ? row : T::kMost;
+    float sum = shared[0][age][column];
+    for (int w = 1; w < kWarps; ++w) sum = __fadd_rn(sum, shared[w][age][column]);
+    out.workspace[(group * (taps.width + 1) + row) * p.D + to] = sum;
+  }
+}
+
+// Adds the groups' sums: slices side by side, each first to last, then the slices.
+__global__ void add_up(const Problem p, const Gradients out, int64_t groups) {
+  __shared__ float shared[kSlices][kLanes];
+  const int64_t channel = static_cast<int64_t>(blockIdx.x) * kLanes + threadIdx.x, row = blockIdx.y;
+  float sum = 0.f;
+  if (channel < p.D) {
+    const float* from = out.workspace + row * p.D + channel;
+    const int64_t stride = (p.width + 1) * p.D;
+#pragma unroll 4
+    for (int64_t g = threadIdx.y; g < groups; g += kSlices) sum += from[g * stride];
+  }
+  shared[threadIdx.y][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0 || channel >= p.D) return;
+  for (int i = 1; i < kSlices; ++i) sum += shared[i][threadIdx.x];
+  const bool of_bias = row == p.width;
+  void* const to = of_bias ? out.dbias : out.dweight;
+  if (to == nullptr) return;
+  const int64_t at = of_bias ? channel : channel * p.width + p.width - 1 - row;  // rows are taps by age
+  if (of_bias ? p.bias.bf16 : p.weight.bf16) {
+    static_cast<bf16*>(to)[at] = __float2bfloat16_rn(sum);
+  } else {
+    static_cast<float*>(to)[at] = sum;
+  }
+}
+
+// An initial state is the inputs before token 0: its gradient comes from the first W - 1 tokens, and from the final
+// state where the sequence is shorter than that.
+template <class In>
+__global__ void initial_states(const Problem p, const Gradients out) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= p.sequences * p.D) return;
+  const int64_t s = i / p.D, channel = i % p.D;
+  const int64_t start = p.cu_seqlens[s], length = p.cu_seqlens[s + 1] - start;
+  const int reach = p.width - 1;
+  const Taps<0, 1> taps(p, channel);
+  float before[kWidest - 1][1], dstate[kWidest - 1] = {};
+#pragma unroll
+  for (int age = 1; age < kWidest; ++age) before[age - 1][0] = taps.has(age) ? p.initial_state[i * reach + reach - age] : 0.f;
+  for (int t = 0; t < reach && t < length; ++t) {
+    const float now[1] = {widen(static_cast<const In*>(p.x)[(start + t) * p.x_stride + channel])};
+    float g[1] = {widen(static_cast<const In*>(out.dy)[(start + t) * out.dy_stride + channel])}, sum[1];
+    if (p.silu) {
+      taps.convolve(now, before, sum);
+      through_silu<1>(g, sum, g);
+    }
+    taps.push(now, before);
+    // dstate[k] is of the input k + 1 - reach... tokens before the start: its age at token t is t + reach - k.
+#pragma unroll
+    for (int k = 0; k < kWidest - 1; ++k) {
+#pragma unroll
+      for (int age = 1; age < kWidest; ++age) {
+        if (age == t + reach - k && age <= reach) dstate[k] = fmaf(taps.tap[age][0], g[0], dstate[k]);
+      }
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kWidest - 1; ++k) {
+    if (k >= reach) break;
+    float done = dstate[k];
+    if (k >= length && out.dfinal_state != nullptr) done = __fadd_rn(done, out.dfinal_state[i * reach + k - length]);
+    out.dinitial_state[i * reach + k] = done;
+  }
+}
+
+struct Grid {
+  int64_t blocks, span, groups;
+};
+
+template <class In, int C>
+Grid grid_of(const Problem& p) {
+  const int64_t blocks = ceil_div(p.D, kLanes * C), span = span_of_tiles(p, blocks, kBusyWarps, kMostTokens);
+  return {blocks, span, ceil_div(p.T, span * kWarps)};
+}
+
+template <class In, int C, int W, bool Silu>
+cudaError_t launch_tiles(const Problem& p, const Gradients& out, cudaStream_t stream) {
+  const Grid grid = grid_of<In, C>(p);
+  backward_tiles<In, C, W, Silu><<<static_cast<unsigned>(grid.blocks * grid.groups), kWarps * kLanes, 0, stream>>>(
+      p, out, static_cast<int>(grid.span), grid.blocks);
+  if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
+  add_up<<<dim3(static_cast<unsigned>(ceil_div(p.D, kLanes)), p.width + 1), dim3(kLanes, kSlices), 0, stream>>>(
+      p, out, grid.groups);
+  return cudaGetLastError();
+}
+
+template <class In>
+constexpr int kPiece = CONV_BACKWARD_BYTES / sizeof(In);
+
+template <class In, bool Silu>
+cudaError_t launch_width(const Problem& p, const Gradients& out, cudaStream_t stream) {
+  constexpr int C = kPiece<In>;
+  if (in_pieces(p.x, p.x_stride, p.D, sizeof(In), C) && in_pieces(out.dy, out.dy_stride, p.D, sizeof(In), C)) {
+    switch (p.width) {
+      case 2: return launch_tiles<In, C, 2, Silu>(p, out, stream);
+      case 3: return launch_tiles<In, C, 3, Silu>(p, out, stream);
+      case 4: return launch_tiles<In, C, 4, Silu>(p, out, stream);
+    }
+  }
+  return launch_tiles<In, 1, 0, Silu>(p, out, stream);
+}
+
+template <class In>
+cudaError_t run(const Problem& p, const Gradients& out, cudaStream_t stream) {
+  if (p.D == 0) return cudaSuccess;
+  if (p.T > 0) {
+    const cudaError_t status = p.silu ? launch_width<In, true>(p, out, stream) : launch_width<In, false>(p, out, stream);
+    if (status != cudaSuccess) return status;
+  } else {
+    add_up<<<dim3(static_cast<unsigned>(ceil_div(p.D, kLanes)), p.width + 1), dim3(kLanes, kSlices), 0, stream>>>(p, out, 0);
+    if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
+  }
+  if (out.dinitial_state == nullptr || p.sequences * (p.width - 1) == 0) return cudaSuccess;
+  initial_states<In><<<static_cast<unsigned>(ceil_div(p.sequences * p.D, 256)), 256, 0, stream>>>(p, out);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+int64_t backward_workspace(const Problem& p) {
+  const auto floats = [&](const Grid& grid) { return grid.groups * (p.width + 1) * p.D; };
+  if (p.bf16) return std::max(floats(grid_of<bf16, 1>(p)), floats(grid_of<bf16, kPiece<bf16>>(p)));
+  return std::max(floats(grid_of<float, 1>(p)), floats(grid_of<float, kPiece<float>>(p)));
+}
+
+cudaError_t backward(const Problem& problem, const Gradients& gradients, cudaStream_t stream) {
+  return problem.bf16 ? run<bf16>(problem, gradients, stream) : run<float>(problem, gradients, stream);
+}
+
+}  // namespace mamba_lab::conv

@@ -1,0 +1,137 @@
+// conv1d_pack, forward: y[t] = act(bias + sum_k weight[k] x[t - (W - 1) + k]), never past a sequence's start.
+
+#include "conv1d_pack.h"
+
+#ifndef CONV_FORWARD_SPAN
+#define CONV_FORWARD_SPAN 64
+#define CONV_FORWARD_TOKENS 8
+#define CONV_FORWARD_WARPS 4
+#define CONV_FORWARD_BYTES 16
+#define CONV_FORWARD_BUSY 8192
+#endif
+
+namespace mamba_lab::conv {
+namespace {
+
+constexpr int kWarps = CONV_FORWARD_WARPS, kTokens = CONV_FORWARD_TOKENS;
+constexpr int64_t kBusyWarps = CONV_FORWARD_BUSY, kMostTokens = CONV_FORWARD_SPAN;
+
+template <class In, int C, int W, bool Silu>
+__global__ void __launch_bounds__(kWarps* kLanes)
+    forward_tiles(const Problem p, In* __restrict__ y, int span, int64_t blocks) {
+  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
+  const int64_t first = warp / blocks * span, last = min(first + span, p.T);
+  if (first >= p.T) return;
+  const int64_t mine = (warp % blocks * kLanes + threadIdx.x % kLanes) * C;
+  const bool idle = mine >= p.D;  // such a thread helps to search and stores nothing
+  const int64_t channel = idle ? 0 : mine;
+  Place place(p.cu_seqlens, static_cast<int>(p.sequences), first);
+  const Taps<W, C> taps(p, channel);
+  float before[Taps<W, C>::kRoom][C];
+  taps.template recall<In>(p, place, first, channel, before);
+  const In* x = static_cast<const In*>(p.x) + first * p.x_stride + channel;
+  In* to = y + first * p.D + channel;
+
+  const auto step = [&](const Piece<In, C>& piece) {
+    float now[C], sum[C];
+    widen_piece<In, C>(piece, now);
+    taps.convolve(now, before, sum);
+    taps.push(now, before);
+    if constexpr (Silu) {
+#pragma unroll
+      for (int c = 0; c < C; ++c) sum[c] = __fmul_rn(sum[c], sigmoid(sum[c]));
+    }
+    if (!idle) store_piece<In, C>(sum, to);
+    to += p.D;
+  };
+
+  for (int64_t t = first;;) {
+    const int64_t stop = min(place.stop, last);
+    for (; t < stop; t += kTokens, x += kTokens * p.x_stride) {
+      // All of a turn's loads are under way before the first is needed.
+      Piece<In, C> piece[kTokens];
+      if (t + kTokens <= stop) {
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) piece[i] = load_piece<In, C>(x + i * p.x_stride);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) step(piece[i]);
+      } else {
+        const int count = static_cast<int>(stop - t);
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+          if (i < count) piece[i] = load_piece<In, C>(x + i * p.x_stride);
+        }
+#pragma unroll
+        for (int i = 0; i < kTokens; ++i) {
+          if (i < count) step(piece[i]);
+        }
+      }
+    }
+    if (stop == last) return;
+    t = stop;
+    x = static_cast<const In*>(p.x) + t * p.x_stride + channel;
+    place.next(p.cu_seqlens);
+    taps.template recall<In>(p, place, t, channel, before);
+  }
+}
+
+// The last W - 1 inputs of each sequence; where it has fewer, the end of its initial state goes before them.
+template <class In>
+__global__ void final_states(const Problem p, float* final_state) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= p.sequences * p.D) return;
+  const int64_t s = i / p.D, channel = i % p.D, reach = p.width - 1;
+  const int64_t start = p.cu_seqlens[s], length = p.cu_seqlens[s + 1] - start;
+  for (int64_t k = 0; k < reach; ++k) {
+    const int64_t t = length - reach + k;
+    float value = 0.f;
+    if (t >= 0) {
+      value = widen(static_cast<const In*>(p.x)[(start + t) * p.x_stride + channel]);
+    } else if (p.initial_state != nullptr) {
+      value = p.initial_state[i * reach + reach + t];
+    }
+    final_state[i * reach + k] = value;
+  }
+}
+
+template <class In, int C, int W, bool Silu>
+cudaError_t launch_tiles(const Problem& p, void* y, cudaStream_t stream) {
+  const int64_t blocks = ceil_div(p.D, kLanes * C), span = span_of_tiles(p, blocks, kBusyWarps, kMostTokens);
+  const int64_t grid = ceil_div(ceil_div(p.T, span) * blocks, kWarps);
+  forward_tiles<In, C, W, Silu><<<static_cast<unsigned>(grid), kWarps * kLanes, 0, stream>>>(
+      p, static_cast<In*>(y), static_cast<int>(span), blocks);
+  return cudaGetLastError();
+}
+
+template <class In, bool Silu>
+cudaError_t launch_width(const Problem& p, void* y, cudaStream_t stream) {
+  constexpr int C = CONV_FORWARD_BYTES / sizeof(In);
+  if (in_pieces(p.x, p.x_stride, p.D, sizeof(In), C)) {
+    switch (p.width) {
+      case 2: return launch_tiles<In, C, 2, Silu>(p, y, stream);
+      case 3: return launch_tiles<In, C, 3, Silu>(p, y, stream);
+      case 4: return launch_tiles<In, C, 4, Silu>(p, y, stream);
+    }
+  }
+  return launch_tiles<In, 1, 0, Silu>(p, y, stream);
+}
+
+template <class In>
+cudaError_t run(const Problem& p, const Results& results, cudaStream_t stream) {
+  if (p.T > 0 && p.D > 0) {
+    const cudaError_t status = p.silu ? launch_width<In, true>(p, results.y, stream)
+                                      : launch_width<In, false>(p, results.y, stream);
+    if (status != cudaSuccess) return status;
+  }
+  if (results.final_state == nullptr || p.sequences * p.D * (p.width - 1) == 0) return cudaSuccess;
+  final_states<In><<<static_cast<unsigned>(ceil_div(p.sequences * p.D, 256)), 256, 0, stream>>>(p, results.final_state);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t forward(const Problem& problem, const Results& results, cudaStream_t stream) {
+  return problem.bf16 ? run<bf16>(problem, results, stream) : run<float>(problem, results, stream);
+}
+
+}  // namespace mamba_lab::conv
