@@ -166,7 +166,7 @@ class PackingConfig(_Section):
         overflow: what becomes of a sequence longer than a row: "split", "truncate" (counted) or "error".
         max_tokens: padded and bucketed: the positions of a micro-batch; None is rows * capacity.
         n_buckets, max_spread: bucketed: how many buckets, and how many tokens apart two lengths of one may be.
-        max_padding: padded and bucketed: the padding rate that no micro-batch exceeds; 1 switches the guard off.
+        max_padding: bucketed: the padding rate that no micro-batch exceeds; 1 switches the guard off. Padded has none.
         sort: padded and bucketed: "sorted" forms batches from the whole epoch sorted by length (LongAlign's sorted
             batching), their order shuffled.
         shuffle: a new order each epoch.
@@ -243,7 +243,7 @@ class TrainingConfig(_Section):
     Attributes:
         output_dir: the run's folder: settings, metrics.jsonl, checkpoints. None writes nothing.
         num_train_epochs: passes over the documents.
-        max_steps: take so many steps, in as many passes as that needs; overrides ``num_train_epochs``.
+        max_steps: stop after so many steps, even if an epoch is not over.
         learning_rate: the highest, after warm-up.
         weight_decay, adam_beta1, adam_beta2, adam_epsilon: of AdamW.
         warmup_ratio, warmup_steps: the learning rate rises over this share of all steps, or over so many. At most one
