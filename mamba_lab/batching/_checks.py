@@ -14,6 +14,7 @@ INT64_MAX = 2**63 - 1
 
 IntArray: TypeAlias = "np.ndarray[Any, np.dtype[np.integer[Any]]]"
 IntsLike: TypeAlias = "Sequence[int] | np.ndarray[Any, Any] | torch.Tensor"
+FloatsLike: TypeAlias = "Sequence[float] | np.ndarray[Any, Any] | torch.Tensor"
 
 
 def as_int(value: object, name: str, *, minimum: int) -> int:
@@ -81,6 +82,26 @@ def as_lengths(lengths: IntsLike, name: str = "lengths", *, copy: bool = True) -
                 f"Cut the sequence first."
             )
     return array.astype(np.int64) if copy else np.ascontiguousarray(array, np.int64)
+
+
+def as_weights(weights: FloatsLike, name: str, n: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """``weights`` as float32 [n] on the host, each finite and not negative."""
+    array: np.ndarray[Any, Any]
+    if isinstance(weights, torch.Tensor):
+        array = tensor_on_host(weights, name)
+    else:
+        refuse_masked(weights, name)
+        try:
+            array = np.asarray(weights)
+        except ValueError:  # rows of different lengths
+            array = np.zeros(0, object)
+    if array.shape != (n,) or (n and array.dtype.kind not in "fiu"):
+        got = f"{array.dtype} {list(array.shape)}" if array.ndim else shown(weights)
+        raise ValueError(f"{name} must hold {n} numbers, one for each token of its sequence, got {got}.")
+    array = array.astype(np.float32)
+    if (bad := np.flatnonzero(~np.isfinite(array) | (array < 0))).size:
+        raise ValueError(f"{name}[{bad[0]}] is {array[bad[0]]}: a weight is a finite number, 0 or more.")
+    return array
 
 
 def shown(value: object) -> str:

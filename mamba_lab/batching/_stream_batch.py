@@ -21,7 +21,9 @@ from .target_check import check_targets, masked_finding
 Made: TypeAlias = "tuple[Batch, np.ndarray[Any, np.dtype[np.bool_]]]"
 
 
-def collate_bins(bins: list[Bin], capacity: int, pad_id: int, pad_to_multiple_of: int | None) -> Made:
+def collate_bins(
+    bins: list[Bin], capacity: int, pad_id: int, pad_to_multiple_of: int | None, *, weighted: bool = False
+) -> Made:
     """A row for each bin. ``batch.sequence`` has the documents' numbers in the data set."""
     pieces = [piece for one in bins for piece in one.pieces]
     place = {document: i for i, document in enumerate(dict.fromkeys(document for document, _, _ in pieces))}
@@ -38,6 +40,7 @@ def collate_bins(bins: list[Bin], capacity: int, pad_id: int, pad_to_multiple_of
         [document.ids for document in place],
         pad_id=pad_id,
         targets=[document.all_targets() for document in place] if own_targets else None,
+        weights=[document.all_weights() for document in place] if weighted else None,
         pad_to_multiple_of=pad_to_multiple_of,
     )
     real = batch.sequence >= 0

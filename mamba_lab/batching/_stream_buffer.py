@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from ._checks import INT32_MAX, as_host_ints, shown
+from ._checks import INT32_MAX, as_host_ints, as_weights, shown
 from ._epoch import permutation
 from ._stream_source import wrapped
 from ._stream_threads import Stop, Workers
 from .batch import IGNORE
 from .packing import pack_best_fit, pack_greedy, pack_sequential
+from .plan import PackingPlan
 
 Packer: TypeAlias = Literal["greedy", "sequential", "best_fit"]
 Tokenize: TypeAlias = Callable[[Any], Any]
 MakeTargets: TypeAlias = Callable[[Any, Any], Any]
+MakeWeights: TypeAlias = Callable[[Any], Any]
 
 PACKERS = {"greedy": pack_greedy, "sequential": pack_sequential, "best_fit": pack_best_fit}
 
@@ -28,15 +30,20 @@ CHUNK = 16
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """One document's token ids and, where they are not the next token, its targets."""
+    """One document's token ids; its targets where they are not the next token; its weights where they differ."""
 
     number: int
     ids: np.ndarray[Any, Any]
     targets: np.ndarray[Any, Any] | None
+    weights: np.ndarray[Any, np.dtype[np.float32]] | None = None
 
     def all_targets(self) -> np.ndarray[Any, Any]:
         """The targets, the next token where the document brought none."""
         return np.append(self.ids[1:], IGNORE)[: len(self.ids)] if self.targets is None else self.targets
+
+    def all_weights(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The weights, 1 each where the stream makes none."""
+        return np.ones(len(self.ids), np.float32) if self.weights is None else self.weights
 
 
 Piece: TypeAlias = tuple[Tokens, int, int]
@@ -81,6 +88,7 @@ class BufferSettings:
     workers: int
     tokenize: Tokenize | None = field(repr=False)
     targets: MakeTargets | None = field(repr=False)
+    weights: MakeWeights | None = field(default=None, repr=False)
 
 
 def make_buffers(
@@ -122,6 +130,18 @@ def make_buffers(
         workers.close()
 
 
+def count_bins(lengths: np.ndarray[Any, np.dtype[np.int64]], settings: BufferSettings) -> int:
+    """The bins of all buffers of documents of these lengths, in the order in which they are read."""
+    size = settings.buffer_size
+    return sum(_plan(lengths[at : at + size], settings).n_bins for at in range(0, len(lengths), size))
+
+
+def _plan(lengths: np.ndarray[Any, np.dtype[np.int64]], settings: BufferSettings) -> PackingPlan:
+    """Of one buffer's documents; empty ones leave no piece."""
+    more = {"buffer_size": max(len(lengths), 1)} if settings.packer == "greedy" else {}
+    return PACKERS[settings.packer](lengths, settings.capacity, overflow=settings.overflow, **more)
+
+
 def _packed(tokens: list[Tokens], start: int, settings: BufferSettings, shuffled: np.random.PCG64 | None) -> Buffer:
     full = [one for one in tokens if len(one.ids)]
     lengths = np.array([len(one.ids) for one in full], np.int64)
@@ -130,8 +150,7 @@ def _packed(tokens: list[Tokens], start: int, settings: BufferSettings, shuffled
         crc = zlib.crc32(len(one.ids).to_bytes(8, "little"), crc)
         for values in (one.ids, one.all_targets()):
             crc = zlib.crc32(values.astype("<i8").tobytes(), crc)
-    more = {"buffer_size": max(len(full), 1)} if settings.packer == "greedy" else {}
-    plan = PACKERS[settings.packer](lengths, settings.capacity, overflow=settings.overflow, **more)
+    plan = _plan(lengths, settings)
     bins = [
         Bin([(full[i], first, last) for i, first, last in pieces], sum(last - first for _, first, last in pieces))
         for pieces in plan.bins()
@@ -145,9 +164,9 @@ def as_tokens(number: int, document: Any, settings: BufferSettings) -> Tokens:
     """A document's ids and targets, checked, in arrays of their own.
 
     Raises:
-        ValueError: ids or targets that are none; a document above the capacity under ``overflow="error"``; a ValueError
-            or TypeError in ``tokenize`` or ``targets``. It names the document.
-        RuntimeError: ``tokenize`` or ``targets`` raised anything else.
+        ValueError: ids, targets or weights that are none; a document above the capacity under ``overflow="error"``; a
+            ValueError or TypeError in ``tokenize``, ``targets`` or ``weights``. It names the document.
+        RuntimeError: one of these functions raised anything else.
     """
     ids, targets = document, None
     if settings.tokenize is not None:
@@ -187,7 +206,17 @@ def as_tokens(number: int, document: Any, settings: BufferSettings) -> Tokens:
             raise wrapped(f"document {number}: targets failed", error) from error
         if targets is None:
             raise ValueError(f"document {number}: targets returned None, expected [{len(array)}] integers.")
-    return Tokens(number, _own(array), None if targets is None else _own(_checked_targets(targets, number, len(array))))
+    own = None if targets is None else _own(_checked_targets(targets, number, len(array)))
+    tokens = Tokens(number, _own(array), own)
+    return tokens if settings.weights is None else replace(tokens, weights=_made_weights(tokens, settings.weights))
+
+
+def _made_weights(tokens: Tokens, weights: MakeWeights) -> np.ndarray[Any, np.dtype[np.float32]]:
+    try:
+        made = weights(tokens.all_targets().astype(np.int64))
+    except Exception as error:
+        raise wrapped(f"document {tokens.number}: weights failed", error) from error
+    return as_weights(made, f"document {tokens.number}, weights", len(tokens.ids))
 
 
 def _checked_targets(targets: Any, number: int, n: int) -> np.ndarray[Any, Any]:

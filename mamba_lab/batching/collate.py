@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from mamba_lab.log import log_once
 
-from ._checks import INT32_MAX, IntsLike, as_host_ints, as_int, as_token_id, shown
+from ._checks import INT32_MAX, FloatsLike, IntsLike, as_host_ints, as_int, as_token_id, as_weights, shown
 from .batch import IGNORE, Batch
 from .boundaries import Boundaries
 from .plan import PackingPlan
+
+V = TypeVar("V")
 
 
 def pack_collate(
@@ -25,6 +27,7 @@ def pack_collate(
     isolate: bool = True,
     pad_id: int,
     targets: Sequence[IntsLike] | None = None,
+    weights: Sequence[FloatsLike] | None = None,
     pad_to_multiple_of: int | None = None,
 ) -> Batch:
     """Fill the rows that a plan describes.
@@ -42,6 +45,8 @@ def pack_collate(
             ``batch.sequence`` then has the index of the row's first piece.
         pad_id: the token id that fills the rest of a row. It marks nothing: padding is known from lengths.
         targets: the target of every token of every sequence, -100 where none counts; the next token by default.
+        weights: how much the target of every token of every sequence counts in the loss, 0 or more, where it stands
+            for the whole sequence; no ``batch.weights`` by default, and every target counts the same.
         pad_to_multiple_of: make the row length, otherwise ``plan.capacity``, a multiple of this.
 
     Returns:
@@ -49,7 +54,7 @@ def pack_collate(
 
     Raises:
         ValueError: a row or a sequence outside the plan or data set, a piece outside its sequence, ids that are no
-            integers or negative, targets of another length.
+            integers or negative, targets or weights of another length, a weight that is negative or not finite.
     """
     if not isinstance(plan, PackingPlan):
         raise ValueError(f"plan must be a PackingPlan, got {shown(plan)}. Make one with chunk_fixed or from_bins.")
@@ -70,6 +75,7 @@ def pack_collate(
     return _fill(
         sequences,
         targets,
+        weights,
         plan.sequence[piece],
         plan.start[piece].astype(np.int64),
         plan.stop[piece].astype(np.int64),
@@ -87,6 +93,7 @@ def pad_collate(
     pad_id: int,
     indices: IntsLike | None = None,
     targets: Sequence[IntsLike] | None = None,
+    weights: Sequence[FloatsLike] | None = None,
     pad_to_multiple_of: int | None = None,
 ) -> Batch:
     """One sequence a row, each padded to the longest.
@@ -97,13 +104,16 @@ def pad_collate(
         indices: which of ``sequences`` become rows, in this order, for example one batch of a sampler; all by default.
             ``batch.sequence`` holds these numbers.
         targets: the target of every token of every sequence, -100 where none counts; the next token by default.
+        weights: how much the target of every token of every sequence counts in the loss, 0 or more, where it stands
+            for the whole sequence; no ``batch.weights`` by default, and every target counts the same.
         pad_to_multiple_of: make the row length a multiple of this.
 
     Returns:
         A batch of B = number of rows, L = the longest of them, rounded up.
 
     Raises:
-        ValueError: an index outside ``sequences``, ids that are no integers or negative, targets of another length.
+        ValueError: an index outside ``sequences``, ids that are no integers or negative, targets or weights of another
+            length, a weight that is negative or not finite.
     """
     sequences = _as_sequences(sequences, "sequences")
     chosen = np.arange(len(sequences)) if indices is None else as_host_ints(indices, "indices").astype(np.int64)
@@ -113,6 +123,7 @@ def pad_collate(
     return _fill(
         sequences,
         targets,
+        weights,
         chosen,
         np.zeros_like(lengths),
         lengths,
@@ -127,6 +138,7 @@ def pad_collate(
 def _fill(
     sequences: Sequence[IntsLike],
     targets: Sequence[IntsLike] | None,
+    weights: Sequence[FloatsLike] | None,
     sequence: np.ndarray[Any, Any],
     start: np.ndarray[Any, Any],
     stop: np.ndarray[Any, Any],
@@ -141,8 +153,10 @@ def _fill(
     if n_rows * width > INT32_MAX:
         raise ValueError(f"{n_rows} rows of {width} positions exceed the int32 limit {INT32_MAX}. Use fewer rows.")
     targets = None if targets is None else _as_sequences(targets, "targets")
-    if targets is not None and len(targets) != len(sequences):
-        raise ValueError(f"targets has {len(targets)} entries and sequences {len(sequences)}: one for each is needed.")
+    weights = None if weights is None else _as_sequences(weights, "weights")
+    for name, given in (("targets", targets), ("weights", weights)):
+        if given is not None and len(given) != len(sequences):
+            raise ValueError(f"{name} has {len(given)} entries and sequences {len(sequences)}: one for each is needed.")
     length = stop - start
     used = np.bincount(row_of, length, n_rows).astype(np.int64)
     before = np.cumsum(length) - length
@@ -151,6 +165,7 @@ def _fill(
 
     ids = np.full(n_rows * width, pad_id, np.int64)
     labels = np.full(n_rows * width, IGNORE, np.int64)
+    shares = None if weights is None else np.zeros(n_rows * width, np.float32)
     for index, first, last, at in zip(sequence.tolist(), start.tolist(), stop.tolist(), position.tolist(), strict=True):
         if index >= len(sequences):
             raise ValueError(f"the plan names sequence {index}, but there are {len(sequences)} sequences.")
@@ -169,6 +184,8 @@ def _fill(
                 raise ValueError(f"targets[{index}] has {len(after)} entries, its sequence {len(tokens)} tokens.")
             after = after[first:last]
         labels[at : at + len(after)] = after
+        if weights is not None and shares is not None:
+            shares[at : at + last - first] = as_weights(weights[index], f"weights[{index}]", len(tokens))[first:last]
 
     _check_values(ids, labels, sequence, position, length)
     row_sequence, row_length = (sequence, length) if isolate else _whole_rows(sequence, row_of, used)
@@ -187,10 +204,11 @@ def _fill(
         n_tokens=int(length.sum()),
         n_target_tokens=int(np.count_nonzero(labels != IGNORE)),
         max_seqlen=int(row_length.max(initial=0)),
+        weights=None if shares is None else torch.from_numpy(shares).view(n_rows, width),
     )
 
 
-def _as_sequences(values: Sequence[IntsLike], name: str) -> Sequence[IntsLike]:
+def _as_sequences(values: Sequence[V], name: str) -> Sequence[V]:
     """``values`` where it is indexed by place and knows its size. A data set stays where it is."""
     if hasattr(values, "iloc"):  # A pandas Series is indexed by its labels.
         return list(values)

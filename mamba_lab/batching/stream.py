@@ -16,9 +16,21 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from ._checks import INT32_MAX, as_int, as_share, as_token_id, shown
+from ._checks import INT32_MAX, IntsLike, as_int, as_lengths, as_share, as_token_id, shown
+from ._epoch import permutation
 from ._stream_batch import Made, Taught, collate_bins, require_right_targets, require_targets
-from ._stream_buffer import PACKERS, Buffer, BufferSettings, MakeTargets, Packer, Tokenize, make_buffers
+from ._stream_buffer import (
+    PACKERS,
+    Bin,
+    Buffer,
+    BufferSettings,
+    MakeTargets,
+    MakeWeights,
+    Packer,
+    Tokenize,
+    count_bins,
+    make_buffers,
+)
 from ._stream_source import Source
 from ._stream_state import from_state, start_of_epoch, to_state
 from ._stream_steps import Position, StreamCounts, make_steps
@@ -61,6 +73,8 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             when ``workers`` is above 1.
         targets: from (document, ids) to the document's targets, already shifted, as ``make_targets`` returns them;
             the next token by default.
+        weights: from a whole document's targets, int64 [n], to the loss weight of each, float [n]: made before anything
+            is cut. The batches have no weights by default. It is no part of the state: it moves no token.
         rows: of a batch, on one rank.
         packer: "greedy" and "best_fit" place the longest first and are the same within one buffer; "sequential" keeps
             the documents' order within a row's neighbourhood.
@@ -98,6 +112,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         *,
         tokenize: Tokenize | None = None,
         targets: MakeTargets | None = None,
+        weights: MakeWeights | None = None,
         rows: int = 1,
         packer: Packer = "greedy",
         buffer_size: int = 1024,
@@ -113,7 +128,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         check_batches: int = 8,
         min_target_share: float = 0.01,
     ) -> None:
-        for name, function in (("tokenize", tokenize), ("targets", targets)):
+        for name, function in (("tokenize", tokenize), ("targets", targets), ("weights", weights)):
             if function is not None and not callable(function):
                 raise ValueError(f"{name} must be a function, got {shown(function)}.")
         for name, value, allowed in (("packer", packer, tuple(PACKERS)), ("overflow", overflow, OVERFLOWS)):
@@ -149,6 +164,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             workers=as_int(workers, "workers", minimum=0),
             tokenize=tokenize,
             targets=targets,
+            weights=weights,
         )
         self._source = Source(documents)
         self._settings: dict[str, Any] = {
@@ -249,6 +265,27 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         self._state = to_state(self.epoch, self._restored, self._settings)
         self._counts = self._restored.counts
 
+    def count_steps(self, lengths: IntsLike, epoch: int) -> int:
+        """How many steps ``epoch`` has, from the tokens of each document alone: nothing is read or tokenised.
+
+        Args:
+            lengths: [n], the tokens of every document, in the order in which ``documents`` has them.
+
+        Raises:
+            ValueError: another number of lengths than documents; a document above the capacity under
+                ``overflow="error"``.
+        """
+        host, epoch = as_lengths(lengths), as_int(epoch, "epoch", minimum=0)
+        if self._source.size is not None:
+            if len(host) != self._source.size:
+                raise ValueError(f"lengths has {len(host)} entries, but there are {self._source.size} documents.")
+            if self.shuffle:
+                host = host[permutation(self._order(epoch), len(host))]
+        return -(-count_bins(host, self._buffer) // (self.rows * self.world_size))
+
+    def _order(self, epoch: int) -> np.random.PCG64:
+        return np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
+
     def _items(self, epoch: int, position: Position, stop: Stop) -> Generator[Item, None, None]:
         """Batches with the places after them; the first few only when all of them were checked."""
         held: list[tuple[Made, Position, StreamCounts]] = []
@@ -259,7 +296,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             for step in steps:
                 stop.check()
                 if step.ranks is not None:
-                    made = collate_bins(step.ranks[self.rank], self.capacity, self.pad_id, self._multiple)
+                    made = self._collate(step.ranks[self.rank])
                     held.append((made, step.after, step.counts))
                     if unchecked:
                         taught.add(step.ranks)
@@ -276,12 +313,16 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
                 if step.ranks is None:
                     yield None, step.after, step.counts
 
+    def _collate(self, bins: list[Bin]) -> Made:
+        weighted = self._buffer.weights is not None
+        return collate_bins(bins, self.capacity, self.pad_id, self._multiple, weighted=weighted)
+
     def _buffers(self, epoch: int, document: int, stop: Stop) -> Generator[Buffer, None, None] | Background[Buffer]:
         def bits(buffer: int) -> np.random.PCG64:
             return np.random.PCG64(np.random.SeedSequence([self.seed, epoch], spawn_key=(buffer,)))
 
         def make() -> Generator[Buffer, None, None]:
-            order = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])) if self.shuffle else None
+            order = self._order(epoch) if self.shuffle else None
             documents = self._source.read(document, order, stop)
             return make_buffers(documents, document, self._buffer, bits if self.shuffle else None, stop)
 
