@@ -22,6 +22,8 @@ examples:
   mamba-lab reset 02                  restore notebook 02 in my/, keep the old one beside it
   mamba-lab course --only 02          execute notebook 02 and write its page
   mamba-lab pack my.jsonl             what packing saves on your documents, and how to pack them
+  mamba-lab train pretrain-docs       train a small model on the course's documents, in two minutes
+  mamba-lab generate runs/docs --prompt "The"   read what it writes
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
   mamba-lab bench packing             measure the packers, write data/results/packing.json
   mamba-lab bench model               measure a model's training step, write data/results/model.json
@@ -71,7 +73,9 @@ def _say(message: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     from mamba_lab.course.commands import add_course, add_my, add_reset
+    from mamba_lab.generate_command import add_generate
     from mamba_lab.pack_command import add_pack
+    from mamba_lab.train_command import add_train
 
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -114,6 +118,8 @@ def _parser() -> argparse.ArgumentParser:
     add_reset(commands)
     add_course(commands)
     add_pack(commands)
+    add_train(commands)
+    add_generate(commands)
 
     bench = commands.add_parser(
         "bench",
@@ -130,13 +136,16 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="operators: where (cpu); cuda writes operators-cuda.json",
+        help="operators, model: where (cpu); cuda writes operators-cuda.json, model-cuda.json",
     )
     bench.add_argument(
         "--peers",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="operators: other packages too, those that are installed (yes); one of them takes a minute",
+        help="operators, model on cuda: other packages too, those that are installed (yes); one of them takes a minute",
+    )
+    bench.add_argument(
+        "--commit", metavar="HASH", help="the commit that is measured, where the files have no history to tell it"
     )
     bench.set_defaults(func=_bench)
     return parser
@@ -159,6 +168,15 @@ def _bench(args: argparse.Namespace) -> int:
         from mamba_lab.outputs import require_writable_folder
 
         require_writable_folder(args.output, "--output")
+    if args.commit is not None:
+        from mamba_lab.bench.record import told_commit
+
+        told_commit(args.commit)
+    on_gpu = args.device == "cuda" and args.name in ("operators", "model")
+    if args.name != "operators" and not on_gpu and (args.device != "cpu" or args.peers is not None):
+        raise ValueError(
+            f"--device and --peers belong to bench operators and to bench model --device cuda, and name is {args.name}"
+        )
     if args.name == "packing":
         from mamba_lab.bench import packing
 
@@ -169,8 +187,10 @@ def _bench(args: argparse.Namespace) -> int:
         from mamba_lab.bench import operators
 
         return operators.run(args.repeats, args.output, args.device, args.peers is not False)
-    if args.device != "cpu" or args.peers is not None:
-        raise ValueError(f"--device and --peers belong to bench operators, and name is {args.name}")
+    if args.name == "model" and on_gpu:
+        from mamba_lab.bench import model_cuda
+
+        return model_cuda.run(args.repeats, args.output, args.peers is not False)
     if args.name == "model":
         from mamba_lab.bench import model
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mamba_lab.paths import configs_dir
+
 from .config import SECTIONS, TrainConfig
 from .config_errors import ConfigError, accepts, shown, unknown_key
 
@@ -30,6 +32,8 @@ UNSET = "none"  # as a value of an override: TOML has no word for it
 
 def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainConfig:
     """The settings in the file ``path``, changed by ``overrides``, each ``section.key=value``.
+
+    The name of an example run, such as ``pretrain-docs``, stands for its file.
 
     A value is written as in the file; text needs no quotes, and ``none`` takes a key back to its default.
 
@@ -109,10 +113,11 @@ def _tables(path: str | os.PathLike[str]) -> Values:
         ConfigError: it cannot be read, or is no TOML.
     """
     name, file = shown(os.fspath(path)).strip('"'), Path(path)
+    examples = {example.stem: example for example in sorted(configs_dir().glob("*.toml"))}
     try:
-        data = file.read_bytes()
+        data = (examples[name] if name in examples and not file.exists() else file).read_bytes()
     except FileNotFoundError:
-        raise ConfigError(["there is no such file."], name) from None
+        raise ConfigError([f"there is no such file. The package has {', '.join(examples)}."], name) from None
     except IsADirectoryError:
         inside = [f" Did you mean {file / 'config.toml'}?"] * (file / "config.toml").is_file()
         raise ConfigError(["is a folder, expected a TOML file." + "".join(inside)], name) from None

@@ -1,0 +1,193 @@
+"""`mamba-lab train CONFIG`: a run from its settings, one line for each mistake, and how to go on at its end.
+
+What is needed is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mamba_lab.training import StepMetrics, TrainConfig, TrainResult
+
+EXAMPLES = """\
+examples:
+  mamba-lab train pretrain-docs                               an example run of the package, by its name
+  mamba-lab train my.toml --set training.learning_rate=5e-4   another value for one setting
+  mamba-lab train my.toml --set training.output_dir=runs/2 --set packing.scheme=padded
+  mamba-lab train my.toml --dry-run                           what would be trained on, and how long an epoch is
+  mamba-lab train my.toml --resume                            go on after the last checkpoint
+  mamba-lab train runs/2 --resume                             the same, with the settings that the run has saved
+  mamba-lab generate runs/2 --prompt "The list"               what it has learnt
+
+Ctrl-C and SIGTERM end the step, write a checkpoint and end the run; a second one ends it at once.
+
+exit codes:
+  0    the run is finished, or it was stopped and a checkpoint is written
+  1    a setting, the data or a checkpoint is wrong, or a loss was not finite and on_nonfinite is "stop"
+  2    wrong usage
+  130, 143   ended at once by a second Ctrl-C or SIGTERM; the checkpoints before it are there
+"""
+_SECONDS_BETWEEN_LINES = 20.0
+
+
+def add_train(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `mamba-lab train`."""
+    parser = subparsers.add_parser(
+        "train",
+        help="train a model as a TOML file says, or go on with a run",
+        description="Trains on packs, padded batches or one sequence at a time. Settings are in six sections: data, "
+        "packing, loss, training, model, logging.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "config", metavar="CONFIG", help="a TOML file, or the name of an example (configs/), or a run's folder"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help='another value for a setting, as often as you like; "none" takes it back to its default',
+    )
+    parser.add_argument("--resume", action="store_true", help="go on after the newest checkpoint in output_dir")
+    parser.add_argument("--resume-from", metavar="PATH", help="go on after this checkpoint, or the newest of this run")
+    parser.add_argument("--dry-run", action="store_true", help="read settings and data, say what they are, and stop")
+    parser.set_defaults(func=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train. Returns 0, or 1 when a number that is not finite ended the run.
+
+    Raises:
+        ValueError, OSError: a setting, the data or a checkpoint is wrong; the message says which.
+    """
+    if args.resume and args.resume_from is not None:
+        raise ValueError("--resume and --resume-from were both given. Give one of them.")
+    if args.dry_run and (args.resume or args.resume_from is not None):
+        raise ValueError("--dry-run starts nothing, so it goes without --resume and --resume-from.")
+    try:
+        from mamba_lab.training import TrainConfig, train
+    except ModuleNotFoundError as error:  # its message names the extra
+        raise ValueError(str(error)) from error
+    import torch
+
+    config = TrainConfig.from_toml(_settings(args.config), args.overrides)
+    if args.dry_run:
+        return _dry_run(config)
+    if config.training.output_dir is None:
+        print("training.output_dir is not set: neither numbers nor weights are kept.", file=sys.stderr)
+    lines = Lines(quiet=config.logging.progress is not None or _is_terminal())
+    try:
+        result = train(config, resume=args.resume_from or args.resume, on_step=lines)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(_out_of_memory(config, str(error))) from error
+    print(closing_lines(result, args.config))
+    return 1 if result.stopped == "nonfinite" else 0
+
+
+@dataclass
+class Lines:
+    """A step's numbers as a line of text every 20 seconds, where no bar can be shown: a log file, a batch system."""
+
+    quiet: bool = False
+    _shown: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        from mamba_lab.training.run_display import Waiting
+
+        self._waiting = Waiting()
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        from mamba_lab.training.run_display import numbers
+
+        waiting = self._waiting.add(metrics)
+        if self.quiet or time.monotonic() - self._shown < _SECONDS_BETWEEN_LINES:
+            return
+        self._shown = time.monotonic()
+        print(f"step {metrics.step:,}  {numbers(metrics, waiting)}", file=sys.stderr, flush=True)
+
+
+def closing_lines(result: TrainResult, config: str) -> str:
+    """What a run has come to, and what to do next."""
+    why = {
+        "finished": "finished",
+        "max_steps": "reached training.max_steps",
+        "signal": "stopped",
+        "nonfinite": "ended by a loss or gradient that is not finite",
+    }[result.stopped]
+    parts = [f"{why} after {result.steps:,} steps, {result.tokens:,} tokens, {result.seconds:,.0f} s in steps."]
+    if result.history:
+        few = max(1, min(20, len(result.history) // 5))
+        first = sum(step.loss for step in result.history[:few]) / few
+        last = sum(step.loss for step in result.history[-few:]) / few
+        parts.append(f"Loss {first:.3f} at the start, {last:.3f} at the end.")
+    if result.validation:
+        parts.append(f"Validation loss {result.validation[-1][1]:.3f}.")
+    lines = [" ".join(parts)]
+    if skipped := sum(step.skipped for step in result.history):
+        lines.append(f"{skipped:,} steps left the weights as they were: see the warnings.")
+    if result.folder is not None:
+        lines.append(f"{_short(result.folder)}: settings, metrics.jsonl, checkpoints.")
+        if result.stopped == "signal":
+            lines.append(f"Go on: mamba-lab train {config} --resume (with the same --set)")
+        elif result.stopped != "nonfinite":
+            lines.append(f'Read what it writes: mamba-lab generate {_short(result.folder)} --prompt "The"')
+    return "\n".join(lines)
+
+
+def _dry_run(config: TrainConfig) -> int:
+    from mamba_lab.training.data import TrainingData
+    from mamba_lab.training.prepare import make_model, pick_device, planned_steps
+
+    device = pick_device(config.training.device)
+    data = TrainingData(config)
+    model = make_model(config.model, data.vocab_size)
+    steps = data.steps(0, config.training.gradient_accumulation_steps)
+    first = next(steps)
+    steps.close()
+    tokens, positions = sum(b.n_tokens for b in first), sum(b.input_ids.numel() for b in first)
+    print(f"data: {data.counts}")
+    print(
+        f"first step ({config.packing.scheme}): {len(first):,} micro-batches, {positions:,} positions, "
+        f"{tokens / positions:.1%} of them tokens, {sum(b.n_target_tokens for b in first):,} targets"
+    )
+    print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters, on {device}")
+    print(f"run: {planned_steps(config, data):,} steps, {config.training.output_dir or 'nothing is written'}")
+    return 0
+
+
+def _settings(name: str) -> str:
+    """The file of the settings: a run's folder has them in config.toml."""
+    inside = Path(name) / "config.toml"
+    try:
+        return str(inside) if inside.is_file() else name
+    except (OSError, ValueError):  # a name the system does not take; what reads it says so
+        return name
+
+
+def _out_of_memory(config: TrainConfig, message: str) -> str:
+    remedies = [] if config.training.gradient_checkpointing else ["training.gradient_checkpointing=true"]
+    remedies += ["half of packing.capacity"] if config.packing.rows == 1 else ["packing.rows=1"]
+    return (
+        f"the GPU's memory does not suffice: {message.splitlines()[0] if message else 'out of memory'} "
+        f"Try --set {' or '.join(remedies)}, and more training.gradient_accumulation_steps to keep the step's size."
+    )
+
+
+def _short(folder: Path) -> Path:
+    try:
+        return folder.relative_to(Path.cwd())
+    except (ValueError, OSError):
+        return folder
+
+
+def _is_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
