@@ -161,9 +161,14 @@ def errors(what: str, function: Function, case: Case, wanted: tuple[Tensor, ...]
     Raises:
         RuntimeError: further than ``TOLERANCES``: times of different things mean nothing.
     """
+    return errors_of(what, case, forward_backward(function, case), wanted)
+
+
+def errors_of(what: str, case: Case, got: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dict[str, float]:
+    """The same of results that are there already."""
     found = {}
-    for name, got, want in zip(("y", *case.inputs), forward_backward(function, case), wanted, strict=True):
-        off = float((got.double() - want.double()).abs().max() / want.double().abs().max().clamp(min=1e-300))
+    for name, value, want in zip(("y", *case.inputs), got, wanted, strict=True):
+        off = float((value.double() - want.double()).abs().max() / want.double().abs().max().clamp(min=1e-300))
         if not off <= TOLERANCES[case.dy.dtype]:
             label = name if name == "y" else f"the gradient of {name}"
             raise RuntimeError(
@@ -172,3 +177,11 @@ def errors(what: str, function: Function, case: Case, wanted: tuple[Tensor, ...]
             )
         found[name] = off
     return found
+
+
+def relative_l2(case: Case, got: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dict[str, float]:
+    """The L2 norm of y's and each gradient's distance from ``wanted``, in parts of the norm of that."""
+    return {
+        name: float((value.double() - want.double()).norm() / want.double().norm().clamp(min=1e-300))
+        for name, value, want in zip(("y", *case.inputs), got, wanted, strict=True)
+    }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import statistics
 import time
 from collections.abc import Callable
 
 import torch
+
+from mamba_lab.bench.timing import time_samples
 
 GROUP = 16
 """Calls that are queued at once: the GPU waits before them, so that it never waits for Python between them."""
@@ -54,6 +57,28 @@ def exp2_per_second(device: str) -> float | None:
     out = torch.empty(programs * BLOCK, device=device)
     seconds = statistics.median(in_turn_seconds(lambda: exp2_chains[(programs,)](out, BLOCK, ROUNDS), 10, device))
     return programs * BLOCK * ROUNDS / seconds
+
+
+def queued_seconds(call: Callable[[], object], repeats: int, device: str) -> list[float]:
+    """Seconds of ``repeats`` long calls, one after the other without a pause, as a training loop makes them."""
+    if device != "cuda":
+        return time_samples(call, repeats, warm_up=0)
+    marks = [_event() for _ in range(repeats + 1)]
+    torch.cuda.synchronize()
+    marks[0].record()
+    for mark in marks[1:]:
+        call()
+        mark.record()
+    torch.cuda.synchronize()
+    return [before.elapsed_time(after) * 1e-3 for before, after in itertools.pairwise(marks)]
+
+
+def matmul_flops_per_second(device: str, size: int = 8192) -> float | None:
+    """Operations a second of a square bfloat16 matrix product, two for each of size cubed; None without a GPU."""
+    if device != "cuda":
+        return None
+    a, b = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
+    return 2 * size**3 / statistics.median(in_turn_seconds(lambda: a @ b, 10, device))
 
 
 def _event() -> torch.cuda.Event:

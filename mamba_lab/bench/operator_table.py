@@ -17,7 +17,9 @@ def table(payload: Mapping[str, Any]) -> str:
     for operator in ("ssm_pack", "conv1d_pack"):
         for dtype in dict.fromkeys(part["dtype"] for part in payload[operator]):
             lines += _operator(f"{operator}, {dtype}", [part for part in payload[operator] if part["dtype"] == dtype])
-    rows = [("ssm_pack, published lengths", "sequences", "direction", "packed against one sequence", "again")]
+    rows: list[tuple[str, ...]] = [
+        ("ssm_pack, published lengths", "sequences", "direction", "packed against one sequence", "again")
+    ]
     for part in payload["published"]:
         against = [_ratio(part["against_one_sequence"][name]) for name in ("packed", "one_sequence_again")]
         direction = part["direction"].replace("_", "+")
@@ -25,8 +27,8 @@ def table(payload: Mapping[str, Any]) -> str:
     lines += ["", *aligned(rows)]
     scale = payload["scale"]
     for form in ("one_sequence", "packed"):
-        against = ("against the smallest", "the same with pages kept")
-        rows = [("tokens", "ns a token", *against, "tensors, bytes a token", "process, bytes a token")]
+        heads = ("against the smallest", "the same with pages kept")
+        rows = [("tokens", "ns a token", *heads, "tensors, bytes a token", "process, bytes a token")]
         columns = (scale[form][name] for name in ("time", "time_with_pages_kept", "memory"))
         for time, kept, memory in zip(*columns, strict=True):
             tokens = time["tokens"]

@@ -6,7 +6,6 @@ Times are CUDA events'. The inputs are taken in turn from as many copies as do n
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,25 @@ from mamba_lab.bench.operator_cases import (
     Case,
     Function,
     convolution_case,
-    errors,
+    errors_of,
     expected,
     forward_backward,
     ours,
     published_pack,
+    relative_l2,
     scan_case,
 )
 from mamba_lab.bench.operator_cuda_peers import PEERS, Peer
+from mamba_lab.bench.operator_cuda_table import table
 from mamba_lab.bench.operator_cuda_timing import copy_bytes_per_second, exp2_per_second, in_turn_seconds
-from mamba_lab.bench.operator_table import aligned
 from mamba_lab.bench.record import write_record
 from mamba_lab.machine import version_of
+from mamba_lab.ops.backends import OPERATORS, backends
 
 CHANNELS = (4096, 1536)
 TOKENS = (4096, 16_384, 65_536)
 STATES, WIDTH = 16, 4
-CHECKED = 512
+CHECKED = 2048
 DTYPE = torch.bfloat16
 
 
@@ -58,9 +59,17 @@ def run(repeats: int, output: Path | None, peers: bool) -> int:
 def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
     """The record's payload. Of another device than "cuda" only the arithmetic means something."""
     loaded = {name: load(peer) for name, peer in PEERS.items()} if peers else {}
+    run_by = {operator: backends_on(device, operator) for operator in OPERATORS}
+    checked = {
+        (operator, channels): check(operator, channels, device, run_by[operator], loaded)
+        for operator in OPERATORS
+        for channels in CHANNELS
+    }
     return {
         "settings": {
             "device": device,
+            "backends": run_by,
+            "parts": "packed and one_sequence are ours by the first backend; those of another carry its name",
             "dtype": str(DTYPE).removeprefix("torch."),
             "states": STATES,
             "width": WIDTH,
@@ -68,7 +77,9 @@ def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
             "checked_tokens": CHECKED,
             "scan": "with softplus, bias, D and gate",
             "convolution": "with bias and SiLU",
-            "seconds": "of each repeat, by CUDA events, in order",
+            "seconds": "of each repeat, by CUDA events, in order; forward keeps what backward needs",
+            "errors": "largest distance from the float64 reference, in parts of its largest value",
+            "relative_l2": "L2 norm of the distance from the float64 reference, in parts of its norm",
             "bytes": "read and written once: inputs and outputs (forward), with dy and all gradients (backward)",
             "exponentials": "one for each token, channel and state: forward needs as many at least, and backward",
         },
@@ -79,12 +90,29 @@ def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
         "skipped": {name: found for name, found in loaded.items() if isinstance(found, str)},
         "versions": {name: version_of(name) for name, found in loaded.items() if not isinstance(found, str)},
         "timed": [
-            measure_operator(operator, tokens, channels, device, repeats, loaded)
+            measure_operator(operator, tokens, channels, device, repeats, run_by[operator], loaded)
+            | checked[operator, channels]
             for operator in ("ssm_pack", "conv1d_pack")
             for channels in CHANNELS
             for tokens in TOKENS
         ],
     }
+
+
+def backends_on(device: str, operator: str) -> list[str]:
+    """Our backends that run the operator on the device, fastest first.
+
+    Raises:
+        ValueError: a GPU, and none of them.
+    """
+    if device != "cuda":
+        return ["auto"]
+    found = [status for status in reversed(backends()) if status.name in ("cuda", "triton")]
+    names = [status.name for status in found if status.available and operator in status.operators]
+    if not names:
+        why = "; ".join(f"{status.name}: {status.why}" for status in found)
+        raise ValueError(f"{operator} has no backend for this GPU ({why}); mamba-lab doctor says how to add one")
+    return names
 
 
 def load(peer: Peer) -> Mapping[str, Callable[[Case, Sequence[int]], tuple[Function, Case]]] | str:
@@ -96,11 +124,17 @@ def load(peer: Peer) -> Mapping[str, Callable[[Case, Sequence[int]], tuple[Funct
 
 
 def measure_operator(
-    operator: str, tokens: int, channels: int, device: str, repeats: int, loaded: Mapping[str, Any]
+    operator: str,
+    tokens: int,
+    channels: int,
+    device: str,
+    repeats: int,
+    run_by: Sequence[str],
+    loaded: Mapping[str, Any],
 ) -> dict[str, Any]:
     """One operator at one size: a published pack, the same tokens as one sequence, and the peers."""
     lengths = published_pack(tokens)
-    parts = dict(parts_of(operator, lengths, device, loaded))
+    parts = parts_of(operator, lengths, device, run_by, loaded)
     return {
         "operator": operator,
         "tokens": tokens,
@@ -108,7 +142,6 @@ def measure_operator(
         "sequences": len(lengths),
         "bytes": dict(zip(("forward", "backward"), moved_bytes(operator, tokens, channels), strict=True)),
         "exponentials": tokens * channels * STATES if operator == "ssm_pack" else None,
-        "errors": check(operator, channels, device, loaded),
         "parts": {
             name: measure_part(part, operator, tokens, channels, device, repeats) for name, part in parts.items()
         },
@@ -118,17 +151,19 @@ def measure_operator(
 Part = Callable[[Case], "tuple[Function, Case]"]
 
 
-def parts_of(operator: str, lengths: Sequence[int], device: str, loaded: Mapping[str, Any]) -> list[tuple[str, Part]]:
+def parts_of(
+    operator: str, lengths: Sequence[int], device: str, run_by: Sequence[str], loaded: Mapping[str, Any]
+) -> dict[str, Part]:
     """By name: what makes a function and the inputs as it likes them of a case."""
-    packed, alone = ours(operator, lengths, device), ours(operator, None, device)
-    parts: list[tuple[str, Part]] = [
-        ("packed", lambda case: (packed, case)),
-        ("one_sequence", lambda case: (alone, case)),
-    ]
+    parts: dict[str, Part] = {}
+    for number, backend in enumerate(run_by):
+        for name, cut in (("packed", lengths), ("one_sequence", None)):
+            function = ours(operator, cut, device, backend)
+            parts[name if number == 0 else f"{name}_{backend}"] = lambda case, function=function: (function, case)  # type: ignore[misc]
     for found in loaded.values():
         for name, make in ({} if isinstance(found, str) else found).items():
             if PEER_OPERATOR[name] == operator:
-                parts.append((name, lambda case, make=make: make(case, lengths)))  # type: ignore[misc]
+                parts[name] = lambda case, make=make: make(case, lengths)  # type: ignore[misc]
     return parts
 
 
@@ -139,15 +174,24 @@ PEER_OPERATOR = {
 }
 
 
-def check(operator: str, channels: int, device: str, loaded: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Each part's distance from the float64 reference on a short pack, whose sequences end at odd places."""
+def check(
+    operator: str, channels: int, device: str, run_by: Sequence[str], loaded: Mapping[str, Any]
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Each part's distances from the float64 reference on a short pack, whose sequences end at odd places.
+
+    Raises:
+        RuntimeError: a part computes something else.
+    """
     lengths = published_pack(CHECKED, scale=1 / 8)
     case = make_case(operator, CHECKED, channels, device, seed=1)
     with_boundaries, without = expected(case, lengths), expected(case, None)
-    found = {}
-    for name, part in parts_of(operator, lengths, device, loaded):
-        wanted = with_boundaries if name in ("packed", "causal_conv1d_fn_seq_idx") else without
-        found[name] = errors(f"{operator}, {name}", *part(case), wanted)
+    found: dict[str, dict[str, dict[str, float]]] = {"errors": {}, "relative_l2": {}}
+    for name, part in parts_of(operator, lengths, device, run_by, loaded).items():
+        wanted = with_boundaries if name.startswith("packed") or name.endswith("seq_idx") else without
+        function, its = part(case)
+        got = forward_backward(function, its)
+        found["errors"][name] = errors_of(f"{operator}, {name}", its, got, wanted)
+        found["relative_l2"][name] = relative_l2(its, got, wanted)
     return found
 
 
@@ -160,8 +204,7 @@ def measure_part(part: Part, operator: str, tokens: int, channels: int, device: 
 
     def forward() -> Tensor:
         function, case = next(turn)
-        with torch.no_grad():
-            return function(case.inputs)
+        return function(case.inputs)
 
     seconds = {"forward": in_turn_seconds(forward, repeats, device)}
     peak = peak_memory(*made[0], device)
@@ -208,25 +251,3 @@ def peak_memory(function: Function, case: Case, device: str) -> int | None:
     before = torch.cuda.memory_allocated()
     forward_backward(function, case)
     return torch.cuda.max_memory_allocated() - before
-
-
-def table(payload: Mapping[str, Any]) -> str:
-    """The measurements for the terminal."""
-    ceilings = payload["ceilings"]
-    copy, exp2 = ceilings["copy_bytes_per_second"], ceilings["exp2_per_second"]
-    said = "not measured (no Triton)" if exp2 is None else f"{exp2 / 1e12:.2f} T/s"
-    lines = [f"ceilings: copy {copy / 1e12:.2f} TB/s (read and written), exp2 {said}", ""]
-    rows = [("operator", "tokens", "channels", "part", "pass", "ms", "TB/s", "T exp/s", "of the nearer ceiling")]
-    for one in payload["timed"]:
-        for name, part in one["parts"].items():
-            for direction, samples in part["seconds"].items():
-                seconds = statistics.median(samples)
-                rate = one["bytes"][direction] / seconds
-                exps = None if one["exponentials"] is None else one["exponentials"] / seconds
-                share = max(rate / copy, 0 if exps is None or exp2 is None else exps / exp2)
-                words = (f"{seconds * 1e3:.3f}", f"{rate / 1e12:.2f}", "-" if exps is None else f"{exps / 1e12:.2f}")
-                sizes = (f"{one['tokens']:,}", f"{one['channels']:,}")
-                rows.append((one["operator"], *sizes, name, direction, *words, f"{share:.0%}"))
-    lines += aligned(rows)
-    lines += [f"{name}: skipped, {why}" for name, why in payload["skipped"].items()]
-    return "\n".join(lines)

@@ -7,6 +7,7 @@ import getpass
 import json
 import os
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ PACKAGES = (
     *("mamba-lab", "torch", "numpy", "tokenizers", "triton", "mamba-ssm", "causal-conv1d", "mambapy", "numba"),
     *("trl", "datasets", "pyarrow", "transformers"),
 )
+_TOLD = "MAMBA_LAB_COMMIT"
 
 
 def write_record(
@@ -114,10 +116,31 @@ def _versions() -> dict[str, str]:
     return versions
 
 
+def told_commit(commit: str) -> None:
+    """Say which commit is measured, for a copy of the files that has no history.
+
+    Raises:
+        ValueError: what is no full commit.
+    """
+    if not re.fullmatch("[0-9a-f]{40}", commit):
+        raise ValueError(f"commit is {commit!r}, expected the 40 hexadecimal digits of git rev-parse HEAD")
+    os.environ[_TOLD] = commit
+
+
 def _commit() -> dict[str, Any]:
-    """The commit, and whether the files differ from it. Empty for an installed package."""
+    """The commit, and whether the files differ from it. Empty where neither history nor the environment tells."""
+    told = os.environ.get(_TOLD)
+    found = _commit_of_history()
+    if told is None or found.get("commit") == told:
+        return found
+    if found:
+        raise ValueError(f"the commit was given as {told}, and this checkout is at {found['commit']}")
+    return {"commit": told, "commit_from": "the caller: these files have no history"}
+
+
+def _commit_of_history() -> dict[str, Any]:
     root = checkout_root()
-    if root is None:
+    if root is None or not (root / ".git").exists():  # or git would find a history further up, of something else
         return {}
 
     def git(*words: str) -> str | None:

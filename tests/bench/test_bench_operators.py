@@ -16,11 +16,19 @@ from torch import Tensor
 
 from mamba_lab import cli
 from mamba_lab.bench import operator_cases as cases
-from mamba_lab.bench import operator_cuda_peers, operator_cuda_timing, operator_peers, operator_scale, operators_cuda
+from mamba_lab.bench import (
+    operator_cuda_peers,
+    operator_cuda_table,
+    operator_cuda_timing,
+    operator_peers,
+    operator_scale,
+    operators_cuda,
+)
 from mamba_lab.bench import operators as bench
 from mamba_lab.bench.memory import peak_bytes, process_peak_bytes
 from mamba_lab.bench.record import read_record
 from mamba_lab.bench.timing import ratios, time_in_turn
+from mamba_lab.ops.backends import BackendStatus
 
 SIZES = (24, 4, 3)
 
@@ -248,10 +256,12 @@ def test_peers_can_be_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize("words", [["--device", "cuda"], ["--peers"], ["--no-peers"]])
-def test_device_and_peers_are_for_operators(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "model", *words]) == 1
-    assert "belong to bench operators" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words", [["packing", "--device", "cuda"], ["batching", "--peers"], ["model", "--no-peers"], ["model", "--peers"]]
+)
+def test_device_and_peers_are_for_operators_and_models(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", *words]) == 1
+    assert "belong to bench operators and to bench model --device cuda" in capsys.readouterr().err
 
 
 # The GPU's part, in its arithmetic.
@@ -276,6 +286,7 @@ def test_bytes_and_copies_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_gpus_part_on_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"CHANNELS": (4,), "TOKENS": (70,), "STATES": 3, "CHECKED": 40}.items():
         monkeypatch.setattr(operators_cuda, name, value)
+    monkeypatch.setattr(operators_cuda, "backends_on", lambda device, operator: ["auto", "reference"])
 
     def load() -> dict[str, Any]:
         return {"selective_scan_fn": lambda case, lengths: (slow_scan, cases.channel_first(case))}
@@ -291,18 +302,20 @@ def test_the_gpus_part_on_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     payload = json.loads(json.dumps(operators_cuda.measure("cpu", 2, peers=True)))
     assert payload["skipped"] == {"causal-conv1d": "causal_conv1d is not installed; pip install it"}
     scan, convolution = payload["timed"]
-    assert set(scan["parts"]) == set(scan["errors"]) == {"packed", "one_sequence", "selective_scan_fn"}
-    assert set(convolution["parts"]) == {"packed", "one_sequence"}
+    own = {"packed", "one_sequence", "packed_reference", "one_sequence_reference"}
+    assert set(scan["parts"]) == set(scan["errors"]) == set(scan["relative_l2"]) == {*own, "selective_scan_fn"}
+    assert set(convolution["parts"]) == own
+    assert 0 < scan["relative_l2"]["packed"]["delta"] < 0.01
+    assert payload["settings"]["backends"]["ssm_pack"] == ["auto", "reference"]
     assert scan["exponentials"] == 70 * 4 * 3
     assert len(scan["parts"]["packed"]["seconds"]["backward"]) == 2
     payload["ceilings"]["exp2_per_second"] = 1e12
     scan["parts"]["packed"]["seconds"]["forward"] = [scan["exponentials"] / 0.5e12] * 2
     payload["ceilings"]["copy_bytes_per_second"] = 1e18
     text = operators_cuda.table(payload)
-    (line,) = [
-        line for line in text.splitlines() if line.startswith("ssm_pack") and "packed" in line and "forward" in line
-    ]
-    assert line.split()[-2:] == ["0.50", "50%"]
+    lines = [line.split() for line in text.splitlines()]
+    (line,) = [words for words in lines if words[:1] == ["ssm_pack"] and words[3:5] == ["packed", "forward"]]
+    assert line[-2:] == ["0.50", "50%"]
     assert "causal-conv1d: skipped, causal_conv1d is not installed; pip install it" in text
 
 
@@ -310,7 +323,61 @@ def test_a_wrong_peer_on_the_gpu_is_not_timed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(operators_cuda, "CHECKED", 40)
     loaded = {"mamba-ssm": {"selective_scan_fn": lambda case, lengths: (lambda inputs: slow_scan(inputs) * 2, case)}}
     with pytest.raises(RuntimeError, match="ssm_pack, selective_scan_fn: y is off"):
-        operators_cuda.check("ssm_pack", 4, "cpu", loaded)
+        operators_cuda.check("ssm_pack", 4, "cpu", ["auto"], loaded)
+
+
+def test_what_forward_is_timed_with_can_go_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Tensor] = []
+
+    def scan(inputs: Mapping[str, Tensor]) -> Tensor:
+        kept.append(slow_scan(inputs))
+        return kept[-1]
+
+    monkeypatch.setattr(operators_cuda, "STATES", 3)
+    operators_cuda.measure_part(lambda case: (scan, case), "ssm_pack", 24, 4, "cpu", 1)
+    assert all(y.requires_grad for y in kept)
+
+
+def timed(rival: str) -> dict[str, Any]:
+    def part(forward: float, backward: float) -> dict[str, Any]:
+        return {"seconds": {"forward": [forward], "backward": [backward]}}
+
+    return {
+        "operator": "conv1d_pack" if rival.endswith("seq_idx") else "ssm_pack",
+        "tokens": 4096,
+        "channels": 8,
+        "parts": {"packed": part(1, 2), "one_sequence": part(0.9, 2.1), rival: part(3, 8)},
+        "relative_l2": {
+            "packed": {"y": 3.0, "B": 8.0},
+            "one_sequence": {"y": 3.0, "B": 4.0},
+            rival: {"y": 2.0, "B": 4.0},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("rival", "worst"), [("selective_scan_fn", "1.500 (y)"), ("causal_conv1d_fn_seq_idx", "2.000 (dB)")]
+)
+def test_speed_and_error_against_a_peer_by_hand(rival: str, worst: str) -> None:
+    # The scan's peer knows no boundaries: errors are compared on the task that both can do.
+    _, peer, alone = operator_cuda_table.against({"timed": [timed(rival)]})
+    assert peer.split()[3:] == [rival, "3.00", "4.00", "3.67", *worst.split()]
+    assert alone.split()[3:] == ["one_sequence", "0.90", "1.05", "1.00", "-"]
+
+
+def test_only_backends_of_the_gpu_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def status(name: str, available: bool, *operators: str) -> BackendStatus:
+        return BackendStatus(name, available, "found" if available else "no nvcc", operators=operators)
+
+    both = ("ssm_pack", "conv1d_pack")
+    found = [status("reference", True, *both), status("cpu", True, *both), status("triton", True, *both)]
+    monkeypatch.setattr(operators_cuda, "backends", lambda: [*found, status("cuda", True, "ssm_pack")])
+    assert operators_cuda.backends_on("cuda", "ssm_pack") == ["cuda", "triton"]
+    assert operators_cuda.backends_on("cuda", "conv1d_pack") == ["triton"]
+    assert operators_cuda.backends_on("cpu", "ssm_pack") == ["auto"]
+    monkeypatch.setattr(operators_cuda, "backends", lambda: [status("triton", False), status("cuda", False)])
+    with pytest.raises(ValueError, match=r"no backend for this GPU \(cuda: no nvcc; triton: no nvcc\)"):
+        operators_cuda.backends_on("cuda", "ssm_pack")
 
 
 def test_the_exponentials_kernel_compiles_for_a_gpu() -> None:

@@ -54,6 +54,33 @@ def test_the_commit_is_named_in_a_checkout(tmp_path: Path, monkeypatch: pytest.M
     assert record._commit() == {}
 
 
+def test_a_copy_without_history_is_told_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "checkout_root", lambda: tmp_path)
+    monkeypatch.setenv("MAMBA_LAB_COMMIT", "")
+    with pytest.raises(ValueError, match="commit is 'a6d66fc', expected the 40 hexadecimal digits"):
+        record.told_commit("a6d66fc")
+    record.told_commit("a" * 40)
+    assert record._commit() == {"commit": "a" * 40, "commit_from": "the caller: these files have no history"}
+    here = {"commit": "b" * 40, "changed": False}
+    monkeypatch.setattr(record, "_commit_of_history", lambda: here)
+    with pytest.raises(ValueError, match=f"given as {'a' * 40}, and this checkout is at {'b' * 40}"):
+        record._commit()
+    record.told_commit("b" * 40)
+    assert record._commit() is here
+
+
+def test_the_history_of_a_folder_further_up_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import subprocess
+
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path)]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    (tmp_path / "copy").mkdir()
+    monkeypatch.delenv("MAMBA_LAB_COMMIT", raising=False)
+    monkeypatch.setattr(record, "checkout_root", lambda: tmp_path / "copy")
+    assert record._commit() == {}
+
+
 def test_numpy_becomes_plain(tmp_path: Path) -> None:
     payload = {"a": np.arange(3), "b": np.float32(0.5), "c": (1, None, True), 4: {"d": np.bool_(False)}}
     write_record("x", payload, folder=tmp_path)

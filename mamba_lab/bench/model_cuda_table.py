@@ -1,0 +1,46 @@
+"""The model's measurements on a GPU as a table for the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from mamba_lab.bench.operator_table import aligned
+
+
+def table(payload: Mapping[str, Any]) -> str:
+    """The tables of ``model_cuda.measure``'s payload."""
+    rows = [("step", "precision", "tokens", "tokens/s", "ms", "peak GiB", "of concat's speed", "of its memory")]
+    for one in payload["timed"]:
+        sizes = (f"{one['package']}, {one['step']}", one["precision"], f"{one['tokens']:,}")
+        if one["failed"]:
+            rows.append((*sizes, one["failed"], "-", "-", "-", "-"))
+            continue
+        seconds = statistics.median(one["seconds"])
+        peak = one["peak_bytes"]
+        concat = found(payload, "concat", one["precision"], one["tokens"])
+        faster = "-" if concat is None else f"{statistics.median(concat['seconds']) / seconds:.2f}"
+        larger = "-" if concat is None or peak is None else f"{peak / concat['peak_bytes']:.3f}"
+        said = "-" if peak is None else f"{peak / 2**30:.1f}"
+        rows.append((*sizes, f"{one['tokens'] / seconds:,.0f}", f"{seconds * 1e3:.1f}", said, faster, larger))
+    lines = aligned(rows)
+    for tokens, profile in payload["profiles"].items():
+        if not profile["busy_seconds"]:
+            continue
+        lines += ["", f"packed step of {int(tokens):,} tokens: {profile['seconds'] * 1e3:.1f} ms with the profiler on"]
+        shares = [("kind", "ms", "share of the GPU's time")]
+        for kind, taken in profile["kinds"].items():
+            shares.append((kind, f"{taken * 1e3:.2f}", f"{taken / profile['busy_seconds']:.1%}"))
+        lines += aligned(shares)
+    lines += [f"{name}: skipped, {why}" for name, why in payload["skipped"].items()]
+    return "\n".join(lines)
+
+
+def found(payload: Mapping[str, Any], step: str, precision: str, tokens: int) -> Mapping[str, Any] | None:
+    """A part that was measured to its end, or None."""
+    for one in payload["timed"]:
+        if (one["step"], one["precision"], one["tokens"]) == (step, precision, tokens) and not one["failed"]:
+            part: Mapping[str, Any] = one
+            return part
+    return None

@@ -1,0 +1,233 @@
+"""The model's record on a GPU, in its arithmetic: what is compared is equal first, and who is asked for what."""
+
+from __future__ import annotations
+
+import json
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mamba_lab import cli
+from mamba_lab.bench import model_cuda as bench
+from mamba_lab.bench import model_cuda_peers, model_cuda_table, operator_cuda_timing, step_profile
+from mamba_lab.models import MambaConfig, MambaLM
+
+SMALL = MambaConfig(d_model=16, n_layer=2, vocab_size=61)
+
+
+class Fake(nn.Module):
+    """mamba-ssm's model, played by ours: rows are documents, and what comes back has logits."""
+
+    def __init__(self, config: MambaConfig, factor: float = 1.0) -> None:
+        super().__init__()
+        self.model, self.factor = MambaLM(config), factor
+
+    def forward(self, ids: Tensor) -> Any:
+        return types.SimpleNamespace(logits=self.model(ids) * self.factor)
+
+    def load_state_dict(self, *arguments: Any, **options: Any) -> Any:
+        return self.model.load_state_dict(*arguments, **options)
+
+    def named_parameters(self, *arguments: Any, **options: Any) -> Any:
+        return self.model.named_parameters(*arguments, **options)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CONFIG": SMALL, "TOKENS": (100, 200), "CHECKED_TOKENS": 700}.items():
+        monkeypatch.setattr(bench, name, value)
+    monkeypatch.setattr(bench, "peer", lambda config, precision, device: Fake(config))
+    monkeypatch.setattr(bench, "load", lambda: None)
+
+
+def test_a_row_says_where_its_documents_end() -> None:
+    batch = bench.pack(3000, "cpu")
+    assert batch.ids.shape == batch.targets.shape == (1, 3000)
+    assert sum(batch.lengths) == 3000
+    assert len(batch.lengths) > 2
+    assert int((batch.targets == -100).sum()) == len(batch.lengths)
+    first = batch.lengths[0]
+    assert torch.equal(batch.targets[0, : first - 1], batch.ids[0, 1:first])
+    assert batch.targets[0, first - 1] == -100
+
+
+def test_the_peers_ways_are_checked_against_ours() -> None:
+    found = bench.check("cpu")
+    assert max(found[name] for name in model_cuda_peers.PEER_STEPS) < 1e-4
+    assert found["packed from concat"] > 0.01
+
+
+def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "peer", lambda config, precision, device: Fake(config, 1.01))
+    with pytest.raises(RuntimeError, match=r"mamba-ssm, concat: .* is off by .* times of different things"):
+        bench.measure("cpu", 1, True)
+
+
+def test_a_check_that_sees_no_boundaries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "packed", bench.one_sequence)
+    monkeypatch.setattr(bench, "PEER_STEPS", {})
+    with pytest.raises(RuntimeError, match="the check sees no boundaries"):
+        bench.check("cpu")
+
+
+def test_gradients_of_other_parameters_do_not_agree() -> None:
+    one = torch.ones(1)
+    with pytest.raises(RuntimeError, match=r"it: gradients of other parameters: \['b'\]"):
+        bench.agree("it", {"a": one, "b": one}, {"a": one})
+    with pytest.raises(RuntimeError, match="it: a is off by nan"):
+        bench.agree("it", {"a": one * float("nan")}, {"a": one})
+
+
+def test_the_record_of_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = json.loads(json.dumps(bench.measure("cpu", 2, True)))
+    parts = [(one["package"], one["step"], one["precision"], one["tokens"]) for one in payload["timed"]]
+    assert parts == [
+        ("mamba-lab", "packed", "autocast", 100),
+        ("mamba-lab", "packed", "autocast", 200),
+        ("mamba-ssm", "concat", "autocast", 100),
+        ("mamba-ssm", "one_by_one", "autocast", 100),
+        ("mamba-ssm", "padding", "autocast", 100),
+        ("mamba-ssm", "concat", "autocast", 200),
+        ("mamba-ssm", "one_by_one", "autocast", 200),
+        ("mamba-ssm", "padding", "autocast", 200),
+        ("mamba-lab", "packed", "bfloat16", 100),
+        ("mamba-lab", "packed", "bfloat16", 200),
+        ("mamba-ssm", "concat", "bfloat16", 100),
+        ("mamba-ssm", "concat", "bfloat16", 200),
+    ]
+    assert all(len(one["seconds"]) == 2 for one in payload["timed"])
+    assert set(payload["profiles"]) == {"100", "200"}
+    assert sum(payload["lengths"]["200"]) == 200
+
+
+def test_without_the_peer_ours_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench, "load", lambda: "mamba_ssm is not installed; see environment-peers.yml")
+    payload = bench.measure("cpu", 1, True)
+    assert {one["package"] for one in payload["timed"]} == {"mamba-lab"}
+    assert payload["checked"] == {}
+    assert "mamba-ssm: skipped, mamba_ssm is not installed" in model_cuda_table.table(payload)
+    assert "mamba-ssm: skipped" in capsys.readouterr().out
+    assert bench.measure("cpu", 1, False)["skipped"] == {"mamba-ssm": "not asked for"}
+
+
+def test_a_step_that_does_not_fit_says_so() -> None:
+    def step(call: Any, batch: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found = bench.measure_step(step, MambaLM(SMALL), "float32", bench.pack(100, "cpu"), 1)
+    assert found == {"tokens": 100, "failed": "out of memory", "seconds": [], "peak_bytes": None}
+
+
+def test_slow_steps_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(bench, "queued_seconds", lambda call, n, device: asked.append(n) or [bench.SLOW_S] * n)
+    bench.measure_step(bench.packed, MambaLM(SMALL), "float32", bench.pack(100, "cpu"), 9)
+    assert asked == [1, bench.SLOW_REPEATS]
+
+
+def test_only_the_forward_pass_is_under_autocast() -> None:
+    seen = []
+
+    def model(x: int) -> int:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return x + 1
+
+    assert bench.under(model, "autocast", "cpu")(1) == 2  # type: ignore[arg-type]
+    assert bench.under(model, "bfloat16", "cpu") is model  # type: ignore[arg-type]
+    assert seen == [True]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_parameters_are_narrowed_as_the_peer_has_them() -> None:
+    model = bench.ours(SMALL, "bfloat16", "cpu")
+    wide = {name.rpartition(".")[2] for name, value in model.named_parameters() if value.dtype == torch.float32}
+    assert wide == {"A_log", "D"}
+    assert model.lm_head.weight is model.backbone.embedding.weight
+
+
+def test_a_padded_batch_is_the_same_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(model_cuda_peers, "loss_of", lambda model, ids, targets: seen.append((ids, targets)))
+    batch = types.SimpleNamespace(ids=torch.arange(1, 7)[None], targets=torch.arange(2, 8)[None], lengths=[4, 2])
+    model_cuda_peers.padding(None, batch)
+    ((ids, targets),) = seen
+    assert ids.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
+    assert targets.tolist() == [[2, 3, 4, 5], [6, 7, -100, -100]]
+
+
+def test_the_table_compares_with_concat() -> None:
+    def part(package: str, step: str, seconds: float, peak: int | None) -> dict[str, Any]:
+        sizes = {"precision": "autocast", "tokens": 4096, "failed": None}
+        return {"package": package, "step": step, "seconds": [seconds], "peak_bytes": peak, **sizes}
+
+    padded = part("mamba-ssm", "padding", 1, None) | {"failed": "out of memory"}
+    timed = [part("mamba-lab", "packed", 0.1, 3 << 30), part("mamba-ssm", "concat", 0.2, 2 << 30), padded]
+    profile = {"seconds": 0.1, "busy_seconds": 0.08, "kinds": {"scan forward": 0.06, "loss": 0.02}}
+    text = model_cuda_table.table({"timed": timed, "profiles": {"4096": profile}, "skipped": {}}).splitlines()
+    assert text[1].split()[3:] == ["4,096", "40,960", "100.0", "3.0", "2.00", "1.500"]
+    assert text[3].split()[3:] == ["4,096", "out", "of", "memory", "-", "-", "-", "-"]
+    assert text[-1].split() == ["loss", "20.00", "25.0%"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("void selective_scan_bwd_kernel<Traits>(SSMParamsBwd)", "scan backward"),
+        ("void selective_scan_fwd_kernel<Traits>(SSMParamsBase)", "scan forward"),
+        ("void mamba_lab::ssm::(anonymous namespace)::backward_kernel<2, 32>(Problem)", "scan backward"),
+        ("void mamba_lab::ssm::(anonymous namespace)::forward_kernel<2>(Problem)", "scan forward"),
+        ("void causal_conv1d_bwd_kernel<Traits>(ConvParamsBwd)", "convolution"),
+        ("nvjet_tst_128x256_64x4_2x1_v_bz_coopB_NNT", "matrix products"),
+        ("_layer_norm_fwd_1pass_kernel", "norm and residual"),
+        ("void cunn_SoftMaxForward<4>", "loss"),
+        ("void at::native::vectorized_elementwise_kernel<4>", "everything else"),
+    ],
+)
+def test_kernels_by_kind(kernel: str, kind: str) -> None:
+    assert step_profile.kind_of(kernel) == kind
+
+
+def test_a_profile_by_hand() -> None:
+    kernels = [("nvjet_a", 2.0), ("copy", 1.0), ("nvjet_a", 2.0), ("nvjet_b", 4.5)]
+    found = step_profile.summary(kernels, 12.0)
+    assert found["kinds"] == {"matrix products": 8.5, "everything else": 1.0}
+    assert (found["seconds"], found["busy_seconds"]) == (12.0, 9.5)
+    assert [(one["kernel"], one["calls"], one["seconds"]) for one in found["longest"]] == [
+        ("nvjet_b", 1, 4.5),
+        ("nvjet_a", 2, 4.0),
+        ("copy", 1, 1.0),
+    ]
+
+
+def test_long_calls_are_counted_one_by_one() -> None:
+    calls: list[int] = []
+    assert len(operator_cuda_timing.queued_seconds(lambda: calls.append(1), 3, "cpu")) == 3
+    assert len(calls) == 3
+    assert operator_cuda_timing.matmul_flops_per_second("cpu") is None
+
+
+def test_the_command_asks_for_the_gpus_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+    monkeypatch.setattr(bench, "run", lambda *arguments: asked.append(arguments) or 0)
+    assert cli.main(["bench", "model", "--device", "cuda", "--repeats", "3"]) == 0
+    assert cli.main(["bench", "model", "--device", "cuda", "--no-peers"]) == 0
+    assert asked == [(3, None, True), (5, None, False)]
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(["bench", "model", "--device", "cuda"]) == 1
+    assert "PyTorch sees no GPU here" in capsys.readouterr().err
+
+
+def test_a_missing_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "causal_conv1d", None)
+    said = model_cuda_peers.load()
+    assert said is not None
+    assert "causal_conv1d" in said
+    assert "environment-peers.yml" in said
