@@ -138,4 +138,46 @@ __device__ __forceinline__ void store_packed(In* p, const Packed<In, kCount>& x)
   *reinterpret_cast<Packed<In, kCount>*>(p) = x;
 }
 
+// Channels of a token that one lane reads and writes, in registers as they lie in memory: 16 bytes at a time where they
+// are that many. Two bfloat16 stay in one register until their values are asked for.
+template <class In, int kCount>
+struct alignas(sizeof(In) * kCount < 16 ? sizeof(In) * kCount : 16) Channels {
+  static constexpr bool kHalves = std::is_same_v<In, BFloat16>;
+  uint32_t word[sizeof(In) * kCount / 4];
+
+  __device__ __forceinline__ float get(int i) const {
+    if constexpr (kHalves) {
+      return __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xffff0000u);
+    } else {
+      return __uint_as_float(word[i]);
+    }
+  }
+  __device__ __forceinline__ void set_two(int i, float first, float second) {  // i is even
+    if constexpr (kHalves) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
+      word[i / 2] = *reinterpret_cast<const uint32_t*>(&two);
+    } else {
+      word[i] = __float_as_uint(first);
+      word[i + 1] = __float_as_uint(second);
+    }
+  }
+  __device__ __forceinline__ void fill(float x) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) set_two(i, x, x);
+  }
+  // One element at a time: the first `exists` of them, whatever their address. The others stay as they are.
+  __device__ void load_some(const In* p, int exists) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {
+      set_two(i, i < exists ? widen(p[i]) : get(i), i + 1 < exists ? widen(p[i + 1]) : get(i + 1));
+    }
+  }
+  __device__ void store_some(In* p, int exists) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i < exists) p[i] = narrow<In>(get(i));
+    }
+  }
+};
+
 }  // namespace mamba_lab::ssm
