@@ -8,6 +8,7 @@
 #define CONV_BACKWARD_WARPS 4
 #define CONV_BACKWARD_BYTES 8
 #define CONV_BACKWARD_BUSY 8192
+#define CONV_BACKWARD_BLOCKS 1
 #endif
 
 namespace mamba_lab::conv {
@@ -29,7 +30,7 @@ __device__ __forceinline__ void through_silu(const float (&dy)[C], const float (
 
 // The four warps of a block have the same channels and tiles one after the other; their sums over time become one.
 template <class In, int C, int W, bool Silu>
-__global__ void __launch_bounds__(kWarps* kLanes)
+__global__ void __launch_bounds__(kWarps* kLanes, CONV_BACKWARD_BLOCKS)
     backward_tiles(const Problem p, const Gradients out, int span, int64_t blocks) {
   using T = Taps<W, C>;
   __shared__ float shared[kWarps][T::kMost + 1][kLanes * C];

@@ -8,6 +8,7 @@
 #define CONV_FORWARD_WARPS 4
 #define CONV_FORWARD_BYTES 16
 #define CONV_FORWARD_BUSY 8192
+#define CONV_FORWARD_BLOCKS 1
 #endif
 
 namespace mamba_lab::conv {
@@ -17,7 +18,7 @@ constexpr int kWarps = CONV_FORWARD_WARPS, kTokens = CONV_FORWARD_TOKENS;
 constexpr int64_t kBusyWarps = CONV_FORWARD_BUSY, kMostTokens = CONV_FORWARD_SPAN;
 
 template <class In, int C, int W, bool Silu>
-__global__ void __launch_bounds__(kWarps* kLanes)
+__global__ void __launch_bounds__(kWarps* kLanes, CONV_FORWARD_BLOCKS)
     forward_tiles(const Problem p, In* __restrict__ y, int span, int64_t blocks) {
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
   const int64_t first = warp / blocks * span, last = min(first + span, p.T);

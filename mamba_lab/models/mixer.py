@@ -110,7 +110,7 @@ class MambaMixer(nn.Module):
         wide = wide_dtype(xz)
         A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
         if state is None and not return_state:
-            backends = self._fused_backends(xz.device.type)
+            backends = self._fused_backends(xz)
             if backends is not None:
                 conv, x_proj, dt_proj, out = self.conv1d, self.x_proj, self.dt_proj, self.out_proj
                 return mamba_inner(
@@ -152,7 +152,7 @@ class MambaMixer(nn.Module):
             return self.out_proj(found)
         return self.out_proj(found[0]), MixerState(conv_state[0], found[1])
 
-    def _fused_backends(self, device: str) -> tuple[str, str] | None:
+    def _fused_backends(self, xz: Tensor) -> tuple[str, str] | None:
         if torch.compiler.is_compiling():  # a compiler decides for itself what to keep
             return None
         parts = {"conv1d": Convolution, "x_proj": nn.Linear, "dt_proj": nn.Linear, "out_proj": nn.Linear}
@@ -163,7 +163,8 @@ class MambaMixer(nn.Module):
                     logging.INFO, f"Mamba blocks call their layers in turn, which takes more memory: {name} {why}."
                 )
                 return None
-        backends = fused_backends(self.backend, device)
+        width = self.conv1d.weight.shape[2]
+        backends = fused_backends(self.backend, xz.device.type, xz.dtype, width, self.states)
         if backends is not None:
             log_once(logging.INFO, "Mamba blocks run from convolution to out_proj in one step.")
         return backends

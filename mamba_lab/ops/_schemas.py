@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-CHECKPOINT_TOKENS = 16
+CHECKPOINT_TOKENS = {"cpu": 16, "triton": 16, "cuda": 32}
 """The scan keeps its state every so many tokens, counted from a sequence's start, for its backward pass."""
 
 _CONV1D_INPUTS = (
@@ -30,7 +30,7 @@ _SCHEMAS = {
         f"(Tensor dy, Tensor? dfinal_state, {_CONV1D_INPUTS}) -> "
         "(Tensor dx, Tensor dweight, Tensor dbias, Tensor dinitial_state)"
     ),
-    # checkpoints: [T // CHECKPOINT_TOKENS + S, D, N], sequence s from slot cu_seqlens[s] // CHECKPOINT_TOKENS + s on.
+    # checkpoints: [T // every + S, D, N], sequence s from slot cu_seqlens[s] // every + s on; every: CHECKPOINT_TOKENS.
     "ssm_pack": (f"({_SSM_INPUTS}, bool return_final_state) -> (Tensor y, Tensor final_state, Tensor checkpoints)"),
     "ssm_pack_backward": (
         f"(Tensor dy, Tensor? dfinal_state, {_SSM_INPUTS}, Tensor checkpoints) -> "
@@ -39,7 +39,7 @@ _SCHEMAS = {
     ),
 }
 
-REGISTERED = ("cpu", "triton")
+REGISTERED = ("cpu", "triton", "cuda")
 """The backends that have operators of their own; the reference is plain autograd."""
 
 

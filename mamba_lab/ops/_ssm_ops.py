@@ -13,6 +13,7 @@ from ._schemas import CHECKPOINT_TOKENS, REGISTERED, define, operator, refuse_se
 
 
 def _fake(
+    every: int,
     u: Tensor,
     delta: Tensor,
     A: Tensor,
@@ -28,7 +29,7 @@ def _fake(
     return_final_state: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     sequences = cu_seqlens.shape[0] - 1
-    slots = u.shape[0] // CHECKPOINT_TOKENS + sequences
+    slots = u.shape[0] // every + sequences
     final_state = A.new_empty(sequences, *A.shape) if return_final_state else A.new_empty(0)
     return u.new_empty(u.shape), final_state, A.new_empty(slots, *A.shape)
 
@@ -79,7 +80,10 @@ def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
         grads += [None, None, None, dinitial]
         return (*(None if value is None else grad for value, grad in zip(inputs, grads, strict=True)), None)
 
-    torch.library.register_fake(forward, _fake)
+    def fake(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return _fake(CHECKPOINT_TOKENS[backend], *args)
+
+    torch.library.register_fake(forward, fake)
     torch.library.register_fake(backward, _fake_backward)
     torch.library.register_autograd(forward, gradients, setup_context=_setup_context)
     refuse_second_derivative(backward)

@@ -23,11 +23,14 @@ from mamba_lab.ops import cache
 from mamba_lab.ops.toolchain import (
     CXX_REMEDY,
     NVCC_REMEDY,
+    OLDEST_GPU,
     TORCH_TARGET,
     Compiler,
     NativeUnavailable,
     find_cxx,
     find_nvcc,
+    fits_gpus,
+    gpu_architectures,
     processor,
     torch_folder,
 )
@@ -64,7 +67,7 @@ def load_library(name: str, device: str = "cpu") -> Path:
     process cannot unload a library.
 
     Args:
-        name: the source's name without suffix.
+        name: the source's name without suffix; its parts (``parts``) belong to it.
         device: "cpu" (C++) or "cuda" (CUDA C++; a library of its own, as its symbols are missing from a CPU-only
             PyTorch).
 
@@ -83,6 +86,9 @@ def load_library(name: str, device: str = "cpu") -> Path:
         if device == "cuda" and torch.version.cuda is None:
             why = f"PyTorch {torch.__version__} is a build without CUDA"
             raise NativeUnavailable(_title(name, device), why, "install PyTorch's CUDA build (pip install torch)")
+        if device == "cuda" and (old := [gpu for gpu in gpu_architectures() if int(gpu) < OLDEST_GPU]):
+            why = f"a GPU has compute capability {old[0][:-1]}.{old[0][-1]}, not 8.0"
+            raise NativeUnavailable(_title(name, device), why, "use backend='reference'")
         built = build_library(name, device)
         try:
             torch.ops.load_library(str(built.path))
@@ -126,8 +132,17 @@ def available(name: str, device: str = "cpu") -> bool:
 
 
 def sources(device: str = "cpu") -> list[str]:
-    """The names of all sources in ``csrc/<device>``."""
-    return sorted(path.stem for path in (csrc_dir() / device).glob(f"*{_suffix(device)}"))
+    """The names of all sources in ``csrc/<device>`` that are a library each, parts of another left out."""
+    names = sorted(path.stem for path in (csrc_dir() / device).glob(f"*{_suffix(device)}"))
+    return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
+
+
+def parts(source: Path) -> list[Path]:
+    """The files that make up the library of a source: itself and, beside it, those named after it and an underscore.
+
+    ``ssm_pack.cu`` is the part that PyTorch calls; ``ssm_pack_forward.cu`` is one pass. They compile side by side.
+    """
+    return [source, *sorted(source.parent.glob(f"{source.stem}_*{source.suffix}"))]
 
 
 def build_library(
@@ -210,9 +225,13 @@ def find_library(
         pattern = f"{name}-{_digest_what_must_match(source, device)}-*.so"
     for root in cache.cache_roots() if roots is None else roots:
         for library in sorted((root / "native" / device).glob(pattern)):
-            if library != distrust and cache.is_whole(library):
+            if library != distrust and cache.is_whole(library) and _has_code_for_gpus(library, device):
                 return library
     return None
+
+
+def _has_code_for_gpus(library: Path, device: str) -> bool:
+    return device == "cpu" or fits_gpus((cache.read_note(library) or {}).get("flags", ()))
 
 
 def _find_compiler(device: str) -> Compiler:
@@ -243,7 +262,7 @@ def compile_command(compiler: Compiler, source: Path, output: Path, device: str)
         f"-I{source.parent.parent}",
         # __FILE__ would carry this machine's paths into the library and into its error messages.
         *(f"{through}-ffile-prefix-map={folder}/=" for folder in (torch / "include", source.parent.parent)),
-        str(source),
+        *map(str, parts(source)),
         "-o",
         str(output),
         f"-L{torch / 'lib'}",
@@ -293,11 +312,12 @@ def _compile(source: Path, device: str, compiler: Compiler, library: Path, *, cl
 
 def _digest_what_must_match(source: Path, device: str) -> str:
     root = source.parent.parent
+    others = {root / kind for kind in SUFFIXES if kind != device}  # a C++ library includes no header of a CUDA one
     headers = sorted(path for path in root.rglob("*") if path.suffix in HEADERS and path.is_file())
-    parts = [source.name, source.read_text(encoding="utf-8")]
-    for header in headers:
-        parts += [header.relative_to(root).as_posix(), header.read_text(encoding="utf-8")]
-    return _digest(*parts, device, TORCH_TARGET, processor())
+    texts = []
+    for path in [*parts(source), *(header for header in headers if not others & set(header.parents))]:
+        texts += [path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")]
+    return _digest(*texts, device, TORCH_TARGET, processor())
 
 
 def _digest(*parts: str) -> str:

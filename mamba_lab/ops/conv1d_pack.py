@@ -11,7 +11,7 @@ from mamba_lab.batching.boundaries import Boundaries
 from . import _conv1d_ops, reference
 from ._arguments import Arguments
 from ._forward_mode import refuse_tangents
-from ._resolve import resolve
+from ._resolve import lacks, resolve
 
 WIDEST = 256
 
@@ -111,7 +111,7 @@ def conv1d_pack(
     arguments.sizes["V"] = (width - 1, "weight")
     if initial_state is not None:
         arguments.parameter("initial_state", initial_state, "SDV")
-    chosen = resolve("conv1d_pack", backend, x.device.type)
+    chosen = resolve("conv1d_pack", backend, x.device.type, lacks("conv1d_pack", x.dtype, width))
     silu = activation is not None
     if chosen == "reference":
         y, final_state = reference.conv1d_pack(

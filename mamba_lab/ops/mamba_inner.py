@@ -21,14 +21,26 @@ from mamba_lab.batching.boundaries import Boundaries
 
 from ._arguments import Arguments
 from ._forward_mode import refuse_tangents
-from ._resolve import resolve
+from ._resolve import lacks, resolve
 from ._schemas import REGISTERED, operator
 from .reference import wide_dtype
 
 
-def fused_backends(backend: str, device: str) -> tuple[str, str] | None:
-    """The backends of conv1d_pack and ssm_pack when both have operators to call by name, otherwise None."""
-    chosen = (resolve("conv1d_pack", backend, device), resolve("ssm_pack", backend, device))
+def fused_backends(
+    backend: str, device: str, dtype: torch.dtype = torch.float32, width: int = 4, states: int = 16
+) -> tuple[str, str] | None:
+    """The backends of conv1d_pack and ssm_pack when both have operators to call by name, otherwise None.
+
+    Args:
+        backend: "auto", or the one asked for.
+        device: its type.
+        dtype: of what the convolution gets.
+        width, states: W and N.
+    """
+    chosen = (
+        resolve("conv1d_pack", backend, device, lacks("conv1d_pack", dtype, width)),
+        resolve("ssm_pack", backend, device, lacks("ssm_pack", dtype, states)),
+    )
     return chosen if all(name in REGISTERED for name in chosen) else None
 
 

@@ -11,7 +11,7 @@ from mamba_lab.batching.boundaries import Boundaries
 from . import _ssm_ops, reference
 from ._arguments import Arguments
 from ._forward_mode import refuse_tangents
-from ._resolve import resolve
+from ._resolve import lacks, resolve
 
 
 @overload
@@ -135,7 +135,7 @@ def ssm_pack(
     cu_seqlens, order = arguments.boundaries(boundaries)
     if initial_state is not None:
         arguments.parameter("initial_state", initial_state, "SDN")
-    chosen = resolve("ssm_pack", backend, u.device.type)
+    chosen = resolve("ssm_pack", backend, u.device.type, lacks("ssm_pack", u.dtype, A.shape[1]))
     if chosen == "reference":
         y, final_state = reference.ssm_pack(
             u, delta, A, B, C, D, z, delta_bias, softplus, cu_seqlens=cu_seqlens, initial_state=initial_state

@@ -7,10 +7,12 @@ import functools
 import importlib.util
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,8 @@ TORCH_TARGET = "0x020a000000000000"
 DEFINES = (f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", "-DTORCH_STABLE_ONLY")
 CXX_CANDIDATES = ("g++", "clang++", "c++")
 CXX_REMEDY = "install a C++20 compiler (Debian, Ubuntu: apt-get install g++), or set CXX to one"
+OLDEST_GPU = 80
+"""Compute capability 8.0, the oldest that the CUDA kernels are written for."""
 GPU_REMEDY = "needs an NVIDIA GPU; the cpu backend does the same work here"
 NVCC_REMEDY = "install the CUDA toolkit, or set CUDA_HOME to its folder"
 
@@ -125,23 +129,32 @@ def _nvcc(home: str, path: str, architectures: str) -> Compiler:
     if program is None:
         where = f"CUDA_HOME ({home})" if home else "the path and /usr/local/cuda"
         raise NativeUnavailable("CUDA", f"no nvcc in {where}", NVCC_REMEDY)
-    flags = ["-std=c++20", "-O3", "-Xcompiler=-fPIC", "-shared", "-DUSE_CUDA", *DEFINES]
+    flags = ["-std=c++20", "-O3", "--threads=0", "-Xcompiler=-fPIC", "-shared", "-DUSE_CUDA", *DEFINES]
     flags += [f"-gencode=arch=compute_{number},code=sm_{number}" for number in _architectures(architectures)]
     return Compiler((program,), _version((program,), NVCC_REMEDY), tuple(flags))
 
 
 def _architectures(asked: str) -> list[str]:
-    """Compute capabilities as nvcc writes them: "9.0;8.6+PTX" gives 90 and 86."""
+    """Compute capabilities as nvcc writes them: "9.0;8.6+PTX" gives 90 and 86. This machine's GPUs are always there."""
     words = asked.replace(";", " ").replace(",", " ").split()
-    numbers = {word.removesuffix("+PTX").replace(".", "") for word in words}
-    if not numbers:
-        with contextlib.suppress(ImportError, OSError):  # the doctor asks for nvcc also where PyTorch is missing
-            import torch
-
-            for index in range(torch.cuda.device_count()):
-                major, minor = torch.cuda.get_device_capability(index)
-                numbers.add(f"{major}{minor}")
+    numbers = {word.removesuffix("+PTX").replace(".", "") for word in words} | set(gpu_architectures())
     return sorted(numbers) or ["90"]
+
+
+def gpu_architectures() -> list[str]:
+    """The compute capabilities of this machine's GPUs, "90" for 9.0."""
+    with contextlib.suppress(ImportError, OSError):  # the doctor asks for nvcc also where PyTorch is missing
+        import torch
+
+        found = (torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
+        return sorted({f"{major}{minor}" for major, minor in found})
+    return []
+
+
+def fits_gpus(flags: Iterable[str]) -> bool:
+    """Whether what nvcc made with these flags runs on every GPU of this machine."""
+    built = [found for flag in flags for found in re.findall(r"code=sm_(\d+)", flag)]
+    return all(any(code[:-1] == gpu[:-1] and code <= gpu for code in built) for gpu in gpu_architectures())
 
 
 def _resolve(asked: str, path: str) -> tuple[str, ...] | None:

@@ -83,10 +83,15 @@ def test_cuda_with_a_gpu_and_no_nvcc(monkeypatch: pytest.MonkeyPatch, workshop: 
     assert build.sources("cuda") == []
 
 
+def no_nvcc(name: str, device: str) -> None:
+    if device == "cuda":
+        raise NativeUnavailable(f"the CUDA library {name!r}", "no nvcc", "install the CUDA toolkit")
+
+
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A GPU that only says its name and age, and a Triton that starts on it."""
-    gpu = SimpleNamespace(capability=(9, 0), start=lambda: 0)
+    gpu = SimpleNamespace(capability=(9, 0), start=lambda: 0, load=no_nvcc)
     driver = SimpleNamespace(driver=SimpleNamespace(active=SimpleNamespace(get_current_device=lambda: gpu.start())))
     monkeypatch.setattr(_triton_ops, "_ready", False)
     monkeypatch.setattr(_triton_ops, "INTERPRETED", False)
@@ -96,6 +101,9 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(_triton_ops.importlib, "import_module", {"triton.runtime": driver}.__getitem__)
     monkeypatch.setattr(_triton_ops.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(metadata, "version", lambda name: "3.7.1")
+    monkeypatch.setattr(_resolve, "_no_cuda", {})
+    monkeypatch.setattr(build, "_loaded", {})
+    monkeypatch.setattr(build, "load_library", lambda name, device="cpu": gpu.load(name, device))
     log_once.cache_clear()
     return gpu
 
@@ -106,7 +114,8 @@ def test_triton_on_a_gpu(a_gpu: SimpleNamespace, caplog: pytest.LogCaptureFixtur
     assert by_name()["triton"] == expected
     with caplog.at_level(logging.INFO, "mamba_lab"):
         assert [_resolve.resolve("ssm_pack", "auto", "cuda") for _ in range(2)] == ["triton", "triton"]
-    assert caplog.messages == ["ssm_pack on the GPU runs in Triton (backend 'triton')."]
+    why = "the CUDA library 'ssm_pack' is not available: no nvcc\nRemedy: install the CUDA toolkit"
+    assert caplog.messages == [f"ssm_pack on the GPU runs in Triton (backend 'triton'). {why}"]
     assert _resolve.resolve("ssm_pack", "auto", "cpu") != "triton"
     with pytest.raises(ValueError, match="backend 'triton' works on cuda tensors, these are on cpu"):
         _resolve.resolve("ssm_pack", "triton", "cpu")
@@ -161,3 +170,51 @@ def test_triton_that_does_not_start(a_gpu: SimpleNamespace, caplog: pytest.LogCa
 def test_a_gpu_that_is_too_old(a_gpu: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
     a_gpu.capability = (7, 5)
     assert refused(caplog).why == "Triton 3.7.1: NVIDIA H200 has compute capability 7.5, not 8.0"
+
+
+def test_cuda_on_a_gpu(a_gpu: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
+    """auto prefers it to Triton and says so once; a call that it cannot do exactly goes to Triton, and that is said."""
+    a_gpu.load = lambda name, device: Path(name)
+    with caplog.at_level(logging.INFO, "mamba_lab"):
+        assert [_resolve.resolve("ssm_pack", "auto", "cuda") for _ in range(2)] == ["cuda", "cuda"]
+        assert [_resolve.resolve("ssm_pack", "auto", "cuda", "float64") for _ in range(2)] == ["triton", "triton"]
+    assert caplog.messages == [
+        "ssm_pack on the GPU runs in CUDA C++ (backend 'cuda').",
+        "ssm_pack on the GPU runs in Triton (backend 'triton'). Backend 'cuda' does not do float64.",
+    ]
+    assert _resolve.resolve("ssm_pack", "cuda", "cuda") == "cuda"
+    with pytest.raises(
+        ValueError, match=r"ssm_pack: backend 'cuda' does not do float64\. Use backend='auto' or 'triton'"
+    ):
+        _resolve.resolve("ssm_pack", "cuda", "cuda", "float64")
+    with pytest.raises(ValueError, match="backend 'cuda' works on cuda tensors, these are on cpu"):
+        _resolve.resolve("ssm_pack", "cuda", "cpu")
+
+
+def test_a_search_for_the_cuda_kernels_is_not_repeated(a_gpu: SimpleNamespace) -> None:
+    searches: list[str] = []
+
+    def search(name: str, device: str) -> None:
+        searches.append(name)
+        no_nvcc(name, device)
+
+    a_gpu.load = search
+    for _ in range(3):
+        assert _resolve.resolve("ssm_pack", "auto", "cuda") == "triton"
+    assert searches == ["ssm_pack"]
+    with pytest.raises(NativeUnavailable, match="no nvcc"):  # who asks by name may have installed it meanwhile
+        _resolve.resolve("ssm_pack", "cuda", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype", "size", "expected"),
+    [
+        ("ssm_pack", torch.float32, 256, ""),
+        ("ssm_pack", torch.bfloat16, 257, "more than 256 states"),
+        ("ssm_pack", torch.float64, 1, "float64"),
+        ("conv1d_pack", torch.bfloat16, 8, ""),
+        ("conv1d_pack", torch.float32, 9, "more than 8 taps"),
+    ],
+)
+def test_what_the_cuda_kernels_lack(operator: str, dtype: torch.dtype, size: int, expected: str) -> None:
+    assert _resolve.lacks(operator, dtype, size) == expected

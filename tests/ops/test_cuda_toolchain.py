@@ -45,6 +45,57 @@ def test_the_command_line(fake_nvcc: Path, workshop: Workshop) -> None:
     assert not [word for word in words if "torch_python" in word]
 
 
+def test_the_parts_of_a_library_are_compiled_with_it(fake_nvcc: Path, workshop: Workshop) -> None:
+    """Each pass is a file of its own. It is no library, and a change of it builds the library again."""
+    folder = workshop.csrc / "cuda"
+    for name in ("scan", "scan_forward", "scan_backward", "scanner"):
+        (folder / f"{name}.cu").write_text(PLAIN_CU)
+    assert build.sources("cuda") == ["scan", "scanner"]
+    words = build.compile_command(toolchain.find_nvcc(), folder / "scan.cu", Path("out.so"), "cuda")
+    assert [Path(word).name for word in words if word.endswith(".cu")] == [
+        "scan.cu",
+        "scan_backward.cu",
+        "scan_forward.cu",
+    ]
+    digests = [build._digest_what_must_match(folder / "scan.cu", "cuda")]
+    (folder / "scan_forward.cu").write_text(PLAIN_CU + "// edited\n")
+    digests.append(build._digest_what_must_match(folder / "scan.cu", "cuda"))
+    (folder / "shared.h").write_text("#pragma once\n")
+    digests.append(build._digest_what_must_match(folder / "scan.cu", "cuda"))
+    assert len(set(digests)) == 3
+    plain = build._digest_what_must_match(workshop.csrc / "cpu" / "plain.cpp", "cpu")
+    (folder / "shared.h").write_text("#pragma once\nconst int n = 1;\n")
+    assert build._digest_what_must_match(workshop.csrc / "cpu" / "plain.cpp", "cpu") == plain
+
+
+@pytest.mark.parametrize(
+    ("built", "gpus", "fits"),
+    [
+        (["90"], ["90"], True),
+        (["80"], ["86"], True),
+        (["86"], ["80"], False),
+        (["80"], ["90"], False),
+        (["80", "90"], ["80", "90"], True),
+        (["90"], ["80", "90"], False),
+        (["120"], ["121"], True),
+        (["90"], [], True),
+    ],
+)
+def test_code_runs_on_gpus_of_its_generation(
+    built: list[str], gpus: list[str], fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolchain, "gpu_architectures", lambda: gpus)
+    assert toolchain.fits_gpus([f"-gencode=arch=compute_{code},code=sm_{code}" for code in built]) is fits
+
+
+def test_a_gpu_that_is_too_old(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workshop.csrc / "cuda" / "kernel.cu").write_text(PLAIN_CU)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(build, "gpu_architectures", lambda: ["75", "90"])
+    with pytest.raises(NativeUnavailable, match=r"compute capability 7\.5, not 8\.0"):
+        load_library("kernel", "cuda")
+
+
 @pytest.mark.usefixtures("workshop")
 def test_no_nvcc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))

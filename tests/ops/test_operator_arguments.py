@@ -326,7 +326,7 @@ def test_a_backend_that_cannot_be(name: str) -> None:
     with pytest.raises(ValueError, match="backend 'cpu' works on cpu tensors, these are on cuda"):
         _resolve.resolve(name, "cpu", "cuda")
     with pytest.raises(NativeUnavailable, match=r"there is no such kernel\nRemedy: use backend='auto'"):
-        _resolve.resolve(name, "cuda", "cuda")
+        _resolve.resolve("another_pack", "cuda", "cuda")
     assert _resolve.resolve(name, "auto", "mps") == "reference"
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
-from .._schemas import CHECKPOINT_TOKENS
 from ..reference import wide_dtype
 from .add_up import add_up
 from .kernel import ROUNDED, WIDE, dense, on_device_of, rows, side_by_side
 from .ssm_backward import scan_backward
 from .ssm_forward import scan_forward
-from .tiles import scan_backward_tiles, scan_forward_tiles
+from .tiles import EVERY, scan_backward_tiles, scan_forward_tiles
 
 
 def ssm_pack(
@@ -33,7 +32,7 @@ def ssm_pack(
     (T, channels), N, sequences = u.shape, A.shape[1], cu_seqlens.shape[0] - 1
     y = u.new_empty(T, channels)
     final = A.new_empty(sequences, channels, N) if return_final_state else A.new_empty(0)
-    checkpoints = A.new_empty(T // CHECKPOINT_TOKENS + sequences, channels, N)
+    checkpoints = A.new_empty(T // EVERY + sequences, channels, N)
     if sequences * channels == 0:
         return y, final, checkpoints
     u, delta, B, C = rows(u), rows(delta), side_by_side(B), side_by_side(C)
@@ -64,7 +63,7 @@ def ssm_pack(
             D=channels,
             N=N,
             WIDE=WIDE[u.dtype],
-            EVERY=CHECKPOINT_TOKENS,
+            EVERY=EVERY,
             TOKENS=tiles.tokens,
             ROWS=tiles.rows,
             LANES=tiles.lanes,
@@ -146,7 +145,7 @@ def ssm_pack_backward(
             D=channels,
             N=N,
             WIDE=WIDE[u.dtype],
-            EVERY=CHECKPOINT_TOKENS,
+            EVERY=EVERY,
             TOKENS=tiles.tokens,
             ROWS=tiles.rows,
             LANES=tiles.lanes,

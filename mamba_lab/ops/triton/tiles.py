@@ -9,6 +9,8 @@ import torch
 from .._schemas import CHECKPOINT_TOKENS
 from .._triton_ops import INTERPRETED
 
+EVERY = CHECKPOINT_TOKENS["triton"]
+
 
 class ScanTiles(NamedTuple):
     """How one program of a scan covers its sequence: ``tokens`` at a time, ``rows * lanes`` channels, all states.
@@ -53,7 +55,7 @@ def _one_warp(tokens: int, states_a_thread: int, N: int, dtype: torch.dtype) -> 
     """So many states a thread, half of them in float64. Where a warp is too small for them, more warps."""
     states = next_power_of_two(N)
     if INTERPRETED:
-        return ScanTiles(CHECKPOINT_TOKENS // 2, 2, 4, states, 1, 255)
+        return ScanTiles(EVERY // 2, 2, 4, states, 1, 255)
     double = dtype == torch.float64
     a_warp = 32 * states_a_thread // (2 if double else 1)
     lanes = min(max(a_warp // states, 2), 32)
