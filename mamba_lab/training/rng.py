@@ -15,13 +15,6 @@ from torch import Tensor
 log = logging.getLogger("mamba_lab")
 
 
-def seed_all(seed: int) -> None:
-    """Start every global generator anew. NumPy takes 32 bits of ``seed``."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  (what other packages draw from)
-    torch.manual_seed(seed)
-
-
 def rng_state() -> dict[str, Any]:
     """The state of every global generator, as JSON holds it. CUDA's only where CUDA is in use: asking starts it."""
     version, words, gauss = random.getstate()

@@ -1,0 +1,104 @@
+"""What the tests of checkpoints and resumed runs share: a run so small that it takes a fraction of a second."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from mamba_lab.document import Document
+from mamba_lab.models import MambaLM
+from mamba_lab.tokenizer import END, PAD, ROLES, role_token
+from mamba_lab.training.config import TrainConfig
+from mamba_lab.training.loop import TrainResult, train
+from mamba_lab.training.metrics import StepMetrics
+from mamba_lab.training.metrics_file import read_metrics
+
+# What differs from one run to the next without a difference in the run.
+CLOCK = {"seconds", "waiting_seconds", "tgs", "memory_gib", "seconds_left"}
+SCHEMES = (
+    "fixed",
+    "padded",
+    "bucketed",
+    "packed-sequential",
+    "packed-greedy",
+    "packed-best-fit",
+    "one-at-a-time",
+    "concat",
+)
+
+
+def byte_tokenizer(path: Path) -> str:
+    """A tokenizer with a token a byte, so that the embedding costs nothing."""
+    if not path.exists():
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE(vocab={char: number for number, char in enumerate(alphabet)}, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([END, PAD, *map(role_token, ROLES)])
+        tokenizer.save(str(path))
+    return str(path)
+
+
+def documents(n: int = 40) -> list[Document]:
+    """Texts of 2 to 59 bytes, each unlike the others."""
+    return [
+        Document(f"{number * 7919 % 1000:03d} " * (1 + number * 37 % 14) + "end", str(number), "here")
+        for number in range(n)
+    ]
+
+
+def config(folder: Path, output: Path | None, **sections: dict[str, Any]) -> TrainConfig:
+    """Two epochs over ``documents`` in steps of two rows of 48 tokens, buffers of 8 documents."""
+    given: dict[str, dict[str, Any]] = {
+        "data": {"validation_share": 0.1, "tokenizer": byte_tokenizer(folder / "bytes.json")},
+        "packing": {"capacity": 48, "rows": 2, "buffer_size": 8, "workers": 0},
+        "training": {"output_dir": output, "num_train_epochs": 2, "device": "cpu", "warmup_steps": 3},
+        "model": {"d_model": 8, "n_layer": 1, "d_state": 4},
+        "logging": {"progress": False},
+    }
+    return TrainConfig(
+        **{name: values | sections.get(name, {}) for name, values in given.items()},
+        **{name: values for name, values in sections.items() if name not in given},
+    )
+
+
+def run(
+    settings: TrainConfig, *, stop_at: int | None = None, resume: bool | str | Path = False, **more: Any
+) -> TrainResult:
+    """Train; with ``stop_at`` a SIGTERM comes after that step."""
+    return train(settings, resume=resume, documents=documents(), on_step=stopper(stop_at), **more)
+
+
+def stopper(stop_at: int | None) -> Callable[[StepMetrics], None]:
+    def on_step(step: StepMetrics) -> None:
+        if step.step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on_step
+
+
+def weights(model: MambaLM) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def same_weights(one: MambaLM, two: MambaLM) -> bool:
+    """To the bit."""
+    first, second = one.state_dict(), two.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def without_clock(line: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key not in CLOCK}
+
+
+def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl of these kinds, without times."""
+    return [
+        without_clock(line) for line in read_metrics(folder, None) if line["kind"] in (kinds or ("step", "validation"))
+    ]
