@@ -1,8 +1,35 @@
-"""Training on packs, padded batches or one sequence at a time: one loop, one mean, exact resume."""
+"""Training on packs, padded batches or one sequence at a time: one loop, one mean, exact resume.
+
+    from mamba_lab.training import TrainConfig, train
+    result = train(TrainConfig(training={"max_steps": 100}))
+
+Needs the extra ``train``: pip install 'mamba-lab[train]'.
+"""
 
 from __future__ import annotations
 
+from .checkpoint import CheckpointError, find_checkpoint, latest_checkpoint
+from .config import ConfigError, TrainConfig
+from .data import TrainingData
 from .evaluate import Validation, evaluate
+from .gradient_report import GradientReport, gradient_report
+from .loop import TrainResult, train
 from .metrics import StepMetrics
+from .run_log import read_metrics
 
-__all__ = ["StepMetrics", "Validation", "evaluate"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "GradientReport",
+    "StepMetrics",
+    "TrainConfig",
+    "TrainResult",
+    "TrainingData",
+    "Validation",
+    "evaluate",
+    "find_checkpoint",
+    "gradient_report",
+    "latest_checkpoint",
+    "read_metrics",
+    "train",
+]

@@ -15,7 +15,7 @@ import torch
 
 from mamba_lab.models import MambaLM
 
-from .checkpoint import latest_checkpoint
+from .checkpoint import find_checkpoint
 
 if TYPE_CHECKING:
     from .config import ModelConfig, TrainConfig, TrainingConfig
@@ -59,7 +59,7 @@ def uses_bf16(config: TrainingConfig, device: torch.device) -> bool:
 def seed_all(seed: int) -> None:
     """Seed the global generators of Python, NumPy and PyTorch, GPUs included."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global generator is the one to seed
     torch.manual_seed(seed)
 
 
@@ -117,12 +117,7 @@ def weights_in(source: str) -> str:
     Raises:
         ValueError: a run's folder without a whole checkpoint.
     """
-    if not (Path(source) / "checkpoints").is_dir():
-        return source
-    found = latest_checkpoint(source)
-    if found is None:
-        raise ValueError(f"{source} is a run's folder without a whole checkpoint. Train it first.")
-    return str(found)
+    return str(find_checkpoint(source)) if (Path(source) / "checkpoints").is_dir() else source
 
 
 def planned_steps(config: TrainConfig, data: TrainingData) -> int:
