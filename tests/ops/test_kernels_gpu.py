@@ -49,10 +49,21 @@ def poison() -> Iterator[None]:
         yield
 
 
+def lacks(name: str, backend: str, dtype: torch.dtype, size: int = 1) -> str:
+    """What the backend cannot do of such a call."""
+    return _resolve.lacks(name, dtype, size) if backend == "cuda" else ""
+
+
 def check(name: str, backend: str, lengths: tuple[int, ...], D: int, size: int, dtype: torch.dtype, **kw: Any) -> None:
+    """It agrees with float64, or it is refused and ``auto`` does it elsewhere."""
     slack, without = kw.pop("slack", 1), kw.pop("without", ())
     options = kw or OPTIONS[name][0]
     case = made(name, lengths, D, size, dtype, without=without, device="cuda")
+    if missing := lacks(name, backend, dtype, size):
+        with pytest.raises(ValueError, match=f"{name}: backend 'cuda' does not do {missing}"):
+            run_on(name, backend, lengths, case, **options)
+        assert _resolve.resolve(name, "auto", "cuda", missing) == "triton"
+        return
     got, (narrow, wide) = run_on(name, backend, lengths, case, **options), TOLERANCES[dtype]
     assert_agrees(got, exact(name, lengths, case, fast=True, **options), narrow, slack * wide)
 
@@ -101,6 +112,8 @@ def test_long_sequences(name: str, length: int, backend: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_sequence_in_a_pack_has_the_bits_it_has_alone(name: str, D: int, dtype: torch.dtype, backend: str) -> None:
     """Cases 8, 9, 34; sequences that start at addresses of any alignment."""
+    if missing := lacks(name, backend, dtype):
+        pytest.skip(f"{backend} does not do {missing}")
     lengths = (3, 2049, *EDGES, 2047, 1, 2048, *[1] * 70, 4100)
     case = made(name, lengths, D, {"conv1d_pack": 4, "ssm_pack": 16}[name], dtype, device="cuda")
     assert_each_is_as_alone(name, backend, lengths, case, **OPTIONS[name][0])
@@ -111,6 +124,8 @@ def test_a_sequence_in_a_pack_has_the_bits_it_has_alone(name: str, D: int, dtype
 def test_bits_alone_and_packed_for_other_sizes(name: str, size: int, backend: str) -> None:
     lengths = (20, 1, 37, 0, 65)
     for dtype in DTYPES:
+        if lacks(name, backend, dtype, size):
+            continue
         case = made(name, lengths, 20, size, dtype, device="cuda")
         assert_each_is_as_alone(name, backend, lengths, case, **OPTIONS[name][0])
 
@@ -128,6 +143,8 @@ def test_no_other_sequence_sees_a_change(name: str, poison: float, backend: str)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_same_bits_in_every_run(name: str, dtype: torch.dtype, backend: str) -> None:
     """Invariant 3, with far more programs than the GPU runs at once, in an order that it chooses."""
+    if missing := lacks(name, backend, dtype):
+        pytest.skip(f"{backend} does not do {missing}")
     lengths = (700, 3, 0, 1, 500, 130, *[17] * 100)
     case = made(name, lengths, 1000, {"conv1d_pack": 4, "ssm_pack": 16}[name], dtype, device="cuda")
     first = run_on(name, backend, lengths, case, **OPTIONS[name][0])
@@ -331,6 +348,6 @@ def test_opcheck(name: str, full: bool, backend: str) -> None:
     opcheck(backward, (dy, dfinal if full else None, *given, *checkpoints))
 
 
-def test_auto_takes_a_kernel(backend: str) -> None:
+def test_auto_takes_the_fastest_kernel(backend: str) -> None:
     for name in OPERATORS:
-        assert _resolve.resolve(name, "auto", "cuda") != "reference"
+        assert _resolve.resolve(name, "auto", "cuda") in ("cuda", backend)
