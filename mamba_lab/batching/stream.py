@@ -7,7 +7,7 @@ beside them. What a checkpoint stores is where on the table it stopped: a few nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
@@ -186,7 +186,7 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         self._state: dict[str, Any] | None = None
         self._counts = StreamCounts()
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         """This rank's batches of the epoch: all of them, or the remaining ones after ``load_state_dict``."""
         info = torch.utils.data.get_worker_info()
         if info is not None and info.num_workers > 1:

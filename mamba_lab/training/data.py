@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from mamba_lab.batching import Batch, pack_best_fit
+from mamba_lab.batching import Batch, PackedStream, pack_best_fit
 from mamba_lab.batching._checks import as_int, shown
-from mamba_lab.corpus import Corpus, Document, load_corpus
+from mamba_lab.corpus import Corpus, CorpusStream, Document, load_corpus
 from mamba_lab.log import log_once
 from mamba_lab.tokenizer import Tokenizer, load_tokenizer
 
 from .documents import DataCounts, Sequences, prepare
 from .planned import Rows, dealt
 from .schemes import make_scheme
+from .streamed import StreamedDocuments
+from .weights import sequence_weights
 
 if TYPE_CHECKING:
-    from .config import TrainConfig
+    from .config import DataConfig, TrainConfig
 
 _KEYS = ("epoch", "place", "part", "batches", "settings")
 
@@ -34,7 +37,8 @@ class TrainingData:
         data.load_state_dict(micro_batches[-1].stream_state)           # goes on after that step
 
     The order depends on the documents, the settings, the seed and the epoch alone. Documents are tokenised once, when
-    this is built, and stay in memory. Targets and weights are made on whole documents, before anything is cut.
+    this is built, and stay in memory; with ``data.streaming`` they are read and tokenised again in each epoch. Targets
+    and weights are made on whole sequences, before anything is cut into rows.
 
     Args:
         config: what to read, how to batch and how to weigh it.
@@ -43,11 +47,11 @@ class TrainingData:
 
     Attributes:
         tokenizer: of the run.
-        counts: what became of the documents; its text says it in a line.
 
     Raises:
         ValueError: documents that cannot be read, nothing to train on, a document above the capacity under
             ``overflow = "error"``, settings that do not go together.
+        OSError, ImportError: a file, the network or a library that is needed is not there.
     """
 
     def __init__(
@@ -58,39 +62,43 @@ class TrainingData:
         world_size: int = 1,
         documents: Sequence[Document] | None = None,
     ) -> None:
-        self.rank = as_int(rank, "rank", minimum=0)
         self.world_size = as_int(world_size, "world_size", minimum=1)
+        self.rank = as_int(rank, "rank", minimum=0)
         if self.rank >= self.world_size:
-            raise ValueError(f"rank is {rank}, but world_size {world_size} has ranks 0 to {world_size - 1}.")
-        self.config, self._packing = config, config.packing
-        self.tokenizer: Tokenizer = load_tokenizer(config.data.tokenizer) if config.data.tokenizer else load_tokenizer()
-        seed = config.training.seed if config.data.seed is None else config.data.seed
-        corpus = _corpus(config, documents)
-        prepared = prepare(corpus, self.tokenizer, config.data, seed)
-        self._training, self._validation = prepared.training, prepared.validation
-        self.counts: DataCounts = replace(prepared.counts, truncated_tokens=self._truncated(corpus))
-        if rank == 0:
-            log_once(logging.INFO, f"data: {self.counts}.")
-        self._scheme = make_scheme(
-            self._training,
-            self._packing,
-            pad_id=self.tokenizer.pad_id,
-            seed=seed,
-            rank=self.rank,
-            world_size=self.world_size,
-        )
-        self._settings: dict[str, Any] = {
-            "scheme": self._packing.scheme,
-            "documents": len(self._training),
-            "crc32": self._training.crc32,
-            "capacity": self._packing.capacity,
-            "overflow": self._packing.overflow,
-            "shuffle": self._packing.shuffle,
-            "pad_to_multiple_of": self._packing.pad_to_multiple_of,
-            "seed": seed,
+            raise ValueError(f"rank is {rank}, but world_size {world_size} has ranks 0 to {self.world_size - 1}.")
+        self._config, packing = config, config.packing
+        self.tokenizer: Tokenizer = _load_tokenizer(config.data.tokenizer)
+        self._training: Sequences | StreamedDocuments
+        self._validation: Sequences | StreamedDocuments
+        self._counts: DataCounts | None = None
+        self._streams: tuple[CorpusStream, ...] = ()
+        self._settings: dict[str, Any] = {"scheme": packing.scheme}
+        if config.data.streaming and documents is None:
+            chosen = ("corpus", "max_documents", "validation_share", "min_seq_len", "max_seq_len", "add_end", "teach")
+            self._settings |= {name: getattr(config.data, name) for name in chosen}
+            # Two readers, since validation may read while the training documents are read ahead.
+            self._streams = (_stream(config.data), _stream(config.data))
+            self._training, self._validation = (
+                StreamedDocuments(stream, self.tokenizer, config, held_out=held_out)
+                for stream, held_out in zip(self._streams, (False, True), strict=True)
+            )
+        else:
+            corpus = _read(config.data) if documents is None else _as_corpus(documents)
+            prepared = prepare(corpus, self.tokenizer, config)
+            self._training, self._validation, self._counts = prepared.training, prepared.validation, prepared.counts
+            self._settings |= {"documents": len(prepared.training), "crc32": prepared.training.crc32}
+            if self.rank == 0:
+                log_once(logging.INFO, f"data: {self.counts}.")
+        self._options: dict[str, Any] = {
+            "weighted": config.loss.weighting == "sequence",
+            "pad_id": self.tokenizer.pad_id,
+            "rank": self.rank,
             "world_size": self.world_size,
-            **self._scheme.settings,
         }
+        self._scheme = make_scheme(self._training, packing, seed=config.data_seed, **self._options)
+        same = ("capacity", "overflow", "shuffle", "pad_to_multiple_of")
+        self._settings |= {name: getattr(packing, name) for name in same} | self._scheme.settings
+        self._settings |= {"seed": config.data_seed, "world_size": self.world_size}
         self._restored: Mapping[str, Any] | None = None
 
     @property
@@ -99,19 +107,30 @@ class TrainingData:
         return self.tokenizer.vocab_size
 
     @property
-    def n_documents(self) -> int:
-        """Documents to train on."""
-        return len(self._training)
+    def n_documents(self) -> int | None:
+        """Documents to train on; None where they are streamed."""
+        return len(self._training) if isinstance(self._training, Sequences) else None
 
-    def epoch(self, number: int) -> Iterator[Batch]:
+    @property
+    def counts(self) -> DataCounts:
+        """What became of the documents; ``str(counts)`` says it in a line. Of a stream: in this epoch so far."""
+        if self._counts is not None:
+            return self._counts
+        assert isinstance(self._training, StreamedDocuments)
+        assert isinstance(self._validation, StreamedDocuments)
+        unread = self._streams[0].skipped.count
+        return DataCounts.of(self._training.counts, self._validation.counts, unread=unread, beyond=None)
+
+    def epoch(self, number: int) -> Generator[Batch, None, None]:
         """The micro-batches of an epoch, or what remains of it after ``load_state_dict``.
 
         Each has its ``stream_state``, the place after it, and ``weights`` where ``loss.weighting`` is "sequence".
         """
-        for group in self._groups(number):
-            yield from group
+        with closing(self._groups(number)) as groups:
+            for group in groups:
+                yield from group
 
-    def steps(self, number: int, accumulation: int) -> Iterator[list[Batch]]:
+    def steps(self, number: int, accumulation: int) -> Generator[list[Batch], None, None]:
         """The epoch's micro-batches in lists, one for each optimiser step. The last one has what remains.
 
         Args:
@@ -119,107 +138,166 @@ class TrainingData:
         """
         accumulation = as_int(accumulation, "accumulation", minimum=1)
         step: list[Batch] = []
-        groups = 0
-        for group in self._groups(number):
-            step += group
-            groups += 1
-            if groups == accumulation:
-                yield step
-                step, groups = [], 0
+        joined = 0
+        with closing(self._groups(number)) as groups:
+            for group in groups:
+                step += group
+                joined += 1
+                if joined == accumulation:
+                    yield step
+                    step, joined = [], 0
         if step:
             yield step
 
-    def micro_batches(self, epoch: int) -> int:
-        """How many micro-batches an epoch has, the sequences of a pack counted as one under "one-at-a-time"."""
+    def micro_batches(self, epoch: int) -> int | None:
+        """How many micro-batches an epoch has, as ``steps`` counts them. None where only reading it would tell."""
         return self._scheme.count(as_int(epoch, "epoch", minimum=0))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the batch whose ``stream_state`` this is: ``epoch`` and ``steps`` of its epoch begin there.
 
+        Another epoch that is asked for first begins at its start, and the place is forgotten.
+
         Raises:
             ValueError: no such state, or one of other data or settings; the message names each that differs.
         """
         if not isinstance(state, Mapping) or any(key not in state for key in _KEYS):
-            raise ValueError(f"state must be a batch's stream_state from TrainingData, got {shown(state)}.")
+            raise ValueError(f"state must be the stream_state of a batch from TrainingData, got {shown(state)}.")
         theirs = state["settings"]
-        names = [*self._settings, *(name for name in theirs if name not in self._settings)]
+        names = dict.fromkeys((*self._settings, *theirs))
         wrong = [
-            f"{name} is {theirs.get(name)!r} in the state and {self._settings.get(name)!r} here"
+            f"{_NAMES.get(name, name)} is {theirs.get(name)!r} in the state and {self._settings.get(name)!r} here"
             for name in names
             if theirs.get(name, _MISSING) != self._settings.get(name, _MISSING)
         ]
         if wrong:
             raise ValueError(
-                f"state belongs to another run: {'; '.join(wrong)}. Resume with the same documents and the same "
+                f"state belongs to another run: {'; '.join(wrong)}. Go on with the same documents, tokenizer and "
                 f"data and packing settings, or start anew."
             )
         self._restored = dict(state)
 
-    def validation(self) -> Iterator[Batch]:
-        """This rank's packs of the documents held out: every target once, on one rank, and nothing shuffled.
+    def validation(self) -> Generator[Batch, None, None]:
+        """This rank's packs of the documents held out, in the same order each time: every target once, on one rank.
 
-        What does not fit a pack is cut, never dropped. Without documents for validation there is no batch.
+        A sequence that does not fit a pack is cut, never dropped. Without documents for validation there is no batch.
         """
-        if not len(self._validation):
+        packing, held_out = self._config.packing, self._validation
+        if isinstance(held_out, StreamedDocuments):
+            if self._config.data.validation_share:
+                yield from self._streamed_validation(held_out)
             return
-        packing = self._packing
-        plan = pack_best_fit(self._validation.lengths, packing.capacity, overflow="split")
-        rows = Rows(self._validation, plan, pad_id=self.tokenizer.pad_id, pad_to_multiple_of=packing.pad_to_multiple_of)
+        if not len(held_out):
+            return
+        plan = pack_best_fit(held_out.lengths, packing.capacity, overflow="split")
+        rows = Rows(
+            held_out,
+            plan,
+            weighted=self._options["weighted"],
+            pad_id=self._options["pad_id"],
+            pad_to_multiple_of=packing.pad_to_multiple_of,
+        )
         for chosen in dealt(np.arange(plan.n_bins), packing.rows, self.rank, self.world_size, plan.n_bins):
-            yield _numbered(rows.batch(chosen, widest=False), self._validation)
+            yield _numbered(rows.batch(chosen, widest=False), held_out.numbers)
 
-    def _groups(self, number: int) -> Iterator[list[Batch]]:
+    def _streamed_validation(self, held_out: StreamedDocuments) -> Generator[Batch, None, None]:
+        packing, weighted = self._config.packing, self._options["weighted"]
+        stream = PackedStream(
+            held_out,
+            packing.capacity,
+            tokenize=held_out.tokenize,
+            weights=sequence_weights if weighted else None,
+            rows=packing.rows,
+            buffer_size=packing.buffer_size,
+            shuffle=False,
+            min_target_share=0,
+            rank=self.rank,
+            world_size=self.world_size,
+            workers=packing.workers,
+            pad_id=self._options["pad_id"],
+            pad_to_multiple_of=packing.pad_to_multiple_of,
+        )
+        for batch in stream:
+            yield _numbered(replace(batch, stream_state=None), held_out.numbers)
+
+    def _groups(self, number: int) -> Generator[list[Batch], None, None]:
         number = as_int(number, "number", minimum=0)
         restored = self._restored if self._restored is not None and self._restored["epoch"] == number else None
         self._restored = restored
         place, skip, batches = (restored[key] for key in ("place", "part", "batches")) if restored else (None, 0, 0)
-        for group, after in self._scheme.groups(number, place):
-            if self._restored is restored:
-                self._restored = None
-            given = []
-            for part, batch in enumerate(group[skip:], skip + 1):
-                batches += 1
-                last = part == len(group)
-                state = {
-                    "epoch": number,
-                    "place": after if last else place,
-                    "part": 0 if last else part,
-                    "batches": batches,
-                    "settings": dict(self._settings),
-                }
-                given.append(replace(_numbered(batch, self._training), stream_state=state))
-            yield given
-            place, skip = after, 0
-
-    def _truncated(self, corpus: Corpus) -> int:
-        """Tokens that ``overflow = "truncate"`` cuts off. Raises ValueError for what "error" does not allow."""
-        lengths = self._training.lengths
-        longer = np.flatnonzero(lengths > self._packing.capacity)
-        if len(longer) and self._packing.overflow == "error":
-            number = int(self._training.numbers[longer[0]])
-            others = f", and so are {len(longer) - 1:,} others" if len(longer) > 1 else ""
-            raise ValueError(
-                f"document {number} ({corpus[number].id}) has {lengths[longer[0]]:,} tokens, above packing.capacity "
-                f'{self._packing.capacity:,}{others}. Raise the capacity, or choose packing.overflow = "split" or '
-                f'"truncate".'
-            )
-        if self._packing.overflow != "truncate":
-            return 0
-        return int((lengths[longer] - self._packing.capacity).sum())
+        with closing(self._scheme.groups(number, place)) as groups:
+            for group, after in groups:
+                if self._restored is restored:  # kept until something came: a failed first step can be tried again
+                    self._restored = None
+                given = []
+                for part, batch in enumerate(group[skip:], skip + 1):
+                    batches += 1
+                    whole = part == len(group)
+                    state = {
+                        "epoch": number,
+                        "place": after if whole else place,
+                        "part": 0 if whole else part,
+                        "batches": batches,
+                        "settings": dict(self._settings),
+                    }
+                    given.append(replace(_numbered(batch, self._training.numbers), stream_state=state))
+                yield given
+                place, skip = after, 0
 
 
 _MISSING = object()
+_NAMES = {"crc32": "the checksum of token ids and targets", "documents": "the number of training documents"}
 
 
-def _corpus(config: TrainConfig, documents: Sequence[Document] | None) -> Corpus:
-    if documents is not None:
-        return documents if isinstance(documents, Corpus) else Corpus(documents, "documents")
-    return load_corpus(config.data.corpus)
+# What the package's messages call an argument, and what it is called here.
+_WORDS = (
+    ("name_or_path: ", "data.corpus: "),
+    ("name_or_path is ", "data.corpus is "),
+    ('pass on_error="skip"', 'set data.on_error = "skip"'),
+    ("Choose one with text_field", "Choose one with data.text_field"),
+    ("max_line_bytes sets", "data.max_line_bytes sets"),
+    ("path: there is no file", "data.tokenizer: there is no file"),
+)
 
 
-def _numbered(batch: Batch, sequences: Sequences) -> Batch:
+@contextmanager
+def _settings_named() -> Iterator[None]:
+    """An error inside the block names the setting instead of the argument."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        message = str(error)
+        for ours, setting in _WORDS:
+            message = message.replace(ours, setting)
+        if message == str(error):
+            raise
+        raise type(error)(message) from error
+
+
+def _load_tokenizer(path: str | None) -> Tokenizer:
+    with _settings_named():
+        return load_tokenizer(path)
+
+
+def _read(data: DataConfig) -> Corpus:
+    with _settings_named():
+        return load_corpus(data.corpus, **_reading(data))
+
+
+def _stream(data: DataConfig) -> CorpusStream:
+    with _settings_named():
+        return load_corpus(data.corpus, streaming=True, **_reading(data))
+
+
+def _reading(data: DataConfig) -> dict[str, Any]:
+    return {"on_error": data.on_error, "text_field": data.text_field, "max_line_bytes": data.max_line_bytes}
+
+
+def _as_corpus(documents: Sequence[Document]) -> Corpus:
+    return documents if isinstance(documents, Corpus) else Corpus(documents, "documents")
+
+
+def _numbered(batch: Batch, numbers: Sequence[int]) -> Batch:
     """The batch with the corpus's numbers of its sequences."""
-    sequence = batch.sequence.clone()
-    real = sequence >= 0
-    sequence[real] = torch.from_numpy(sequences.numbers)[sequence[real]]
-    return replace(batch, sequence=sequence)
+    sequence = [number if number < 0 else numbers[number] for number in batch.sequence.tolist()]
+    return replace(batch, sequence=torch.tensor(sequence, dtype=torch.int64))

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mamba_lab.batching import make_targets
-from mamba_lab.batching.batch import IGNORE
-from mamba_lab.corpus import Corpus, Document
+from mamba_lab.corpus import Corpus
 from mamba_lab.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from .config import DataConfig
+from .sequence_maker import Ints, SequenceMaker
 
-Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int32]]"
-Teach: TypeAlias = Literal["whole", "assistant", "prompt"]
+if TYPE_CHECKING:
+    from .config import TrainConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +26,12 @@ class Sequences:
 
     Attributes:
         ids, targets: int32 [length] each; the targets are already shifted.
-        numbers: int64 [n], each one's index in the corpus.
+        numbers: each one's index in the corpus.
     """
 
     ids: list[Ints]
     targets: list[Ints]
-    numbers: np.ndarray[Any, np.dtype[np.int64]]
+    numbers: list[int]
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -59,26 +57,23 @@ class DataCounts:
     """What became of the documents. Nothing leaves the data without a number here.
 
     Attributes:
-        documents: in the corpus, after ``max_documents``.
         unread: documents that could not be read (``on_error = "skip"``).
-        beyond: documents after the first ``max_documents``.
-        too_short: documents under ``min_seq_len`` tokens, left out.
-        too_short_tokens: the tokens in them.
-        shortened: documents cut off at ``max_seq_len``.
-        shortened_tokens: the tokens cut off.
-        truncated_tokens: training tokens that ``overflow = "truncate"`` cuts off in every epoch.
+        beyond: documents after the first ``max_documents``; None where nobody has looked (a stream).
+        too_short, too_short_tokens: documents under ``min_seq_len`` tokens, left out.
+        shortened, shortened_tokens: documents cut off at ``max_seq_len``, and the tokens they lose.
+        truncated, truncated_tokens: training documents that ``overflow = "truncate"`` cuts off, and what they lose.
         silent: documents that are kept and have no target.
-        training, validation: documents of each.
-        training_tokens, training_targets, validation_tokens, validation_targets: what they hold.
+        training, training_tokens, training_targets: what is trained on in an epoch.
+        validation, validation_tokens, validation_targets: what is held out.
     """
 
-    documents: int = 0
     unread: int = 0
-    beyond: int = 0
+    beyond: int | None = 0
     too_short: int = 0
     too_short_tokens: int = 0
     shortened: int = 0
     shortened_tokens: int = 0
+    truncated: int = 0
     truncated_tokens: int = 0
     silent: int = 0
     training: int = 0
@@ -88,24 +83,43 @@ class DataCounts:
     validation_tokens: int = 0
     validation_targets: int = 0
 
+    @classmethod
+    def of(
+        cls, training: Mapping[str, int], validation: Mapping[str, int], *, unread: int, beyond: int | None
+    ) -> DataCounts:
+        """From what two ``SequenceMaker`` counted."""
+        both = Counter(training) + Counter(validation)
+        names = ("too_short", "shortened", "truncated")
+        cut = {name: both[name] for base in names for name in (base, f"{base}_tokens")}
+        parts = {
+            f"{name}{ending}": part.get(what, 0)
+            for name, part in (("training", training), ("validation", validation))
+            for what, ending in (("documents", ""), ("tokens", "_tokens"), ("targets", "_targets"))
+        }
+        return cls(unread=unread, beyond=beyond, silent=both["silent"], **cut, **parts)
+
     def __str__(self) -> str:
         parts = [
-            f"{self.training:,} documents to train on ({self.training_tokens:,} tokens, {self.training_targets:,} "
-            f"targets), {self.validation:,} for validation ({self.validation_targets:,} targets)"
+            f"{_n(self.training, 'document')} to train on ({_n(self.training_tokens, 'token')}, "
+            f"{_n(self.training_targets, 'target')}), {self.validation:,} for validation "
+            f"({_n(self.validation_targets, 'target')})"
         ]
-        left_out = {
-            "could not be read": self.unread,
-            "are beyond max_documents": self.beyond,
-            f"are shorter than min_seq_len ({self.too_short_tokens:,} tokens)": self.too_short,
-        }
-        parts += [f"{count:,} {why} and are left out" for why, count in left_out.items() if count]
-        if self.shortened:
-            parts.append(f"{self.shortened:,} are cut off at max_seq_len ({self.shortened_tokens:,} tokens)")
-        if self.truncated_tokens:
-            parts.append(f'overflow = "truncate" cuts off {self.truncated_tokens:,} tokens an epoch')
-        if self.silent:
-            parts.append(f"{self.silent:,} have no target and teach nothing")
+        told = (
+            (self.unread, 0, "left out: cannot be read"),
+            (self.beyond or 0, 0, "left out: beyond data.max_documents"),
+            (self.too_short, self.too_short_tokens, "left out: shorter than data.min_seq_len"),
+            (self.shortened, self.shortened_tokens, "cut off at data.max_seq_len"),
+            (self.truncated, self.truncated_tokens, 'cut off by packing.overflow = "truncate"'),
+            (self.silent, 0, "without a target, which teach nothing"),
+        )
+        for count, tokens, what in told:
+            if count:
+                parts.append(f"{_n(count, 'document')} {what}" + (f" ({_n(tokens, 'token')})" if tokens else ""))
         return "; ".join(parts)
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,118 +128,57 @@ class Prepared:
 
     training: Sequences
     validation: Sequences
-    counts: DataCounts = field(default_factory=DataCounts)
+    counts: DataCounts
 
 
-def prepare(corpus: Corpus, tokenizer: Tokenizer, config: DataConfig, seed: int) -> Prepared:
-    """Tokenise, filter, make targets, part.
-
-    Targets are made on whole documents, before anything is cut: also the last token before a cut keeps its target.
-
-    Args:
-        corpus: all documents; the first ``config.max_documents`` of them are used.
-        seed: of the parting; ``config.seed`` or the run's.
+def prepare(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig) -> Prepared:
+    """Tokenise, filter, part, make targets.
 
     Raises:
-        ValueError: nothing is left to train on; ``teach`` needs conversations and a document is none.
+        ValueError: nothing is left to train on; ``teach`` needs conversations and a document is none; a document to
+            train on is above the capacity under ``overflow = "error"``.
     """
-    total = len(corpus)
-    if config.max_documents is not None:
-        corpus = corpus[: config.max_documents]
-    parts = (_Part(), _Part())
+    data, total = config.data, len(corpus)
+    if data.max_documents is not None:
+        corpus = corpus[: data.max_documents]
+    makers = {held_out: SequenceMaker(tokenizer, config, training=not held_out) for held_out in (False, True)}
+    parts = {held_out: Sequences([], [], []) for held_out in makers}
     ids_of = corpus.tokenize(tokenizer)
-    said_of = None if config.teach == "whole" else corpus.said_by("assistant", tokenizer)
-    end = [tokenizer.end_id] if config.add_end else []
-    short = [number for number, ids in enumerate(ids_of) if len(ids) + len(end) < config.min_seq_len]
-    kept = sorted(set(range(len(ids_of))) - set(short))
-    held_out = validation_numbers(kept, config.validation_share, seed)
-    shortened = shortened_tokens = 0
-    for number in kept:
-        ids = np.append(ids_of[number], np.array(end, np.int32))
-        targets = _targets(ids, config.teach, None if said_of is None else _said(said_of[number], corpus[number], end))
-        if config.max_seq_len is not None and len(ids) > config.max_seq_len:
-            shortened += 1
-            shortened_tokens += len(ids) - config.max_seq_len
-            ids, targets = ids[: config.max_seq_len], targets[: config.max_seq_len]
-        parts[number in held_out].add(number, ids, targets)
-    training, validation = (part.sequences() for part in parts)
-    counts = DataCounts(
-        documents=len(ids_of),
-        unread=corpus.skipped.count,
-        beyond=total - len(ids_of),
-        too_short=len(short),
-        too_short_tokens=sum(len(ids_of[number]) + len(end) for number in short),
-        shortened=shortened,
-        shortened_tokens=shortened_tokens,
-        silent=sum(part.silent for part in parts),
-        training=len(training),
-        training_tokens=int(training.lengths.sum()),
-        training_targets=parts[0].n_targets,
-        validation=len(validation),
-        validation_tokens=int(validation.lengths.sum()),
-        validation_targets=parts[1].n_targets,
+    said_of = None if data.teach == "whole" else corpus.said_by("assistant", tokenizer)
+    long_enough = [number for number, ids in enumerate(ids_of) if makers[False].long_enough(ids)]
+    validation = validation_numbers(long_enough, data.validation_share, config.data_seed)
+    for number, ids in enumerate(ids_of):
+        held_out = number in validation
+        made = makers[held_out](number, corpus[number], ids, None if said_of is None else said_of[number])
+        if made is not None:
+            parts[held_out].ids.append(made[0])
+            parts[held_out].targets.append(made[1])
+            parts[held_out].numbers.append(number)
+    counts = DataCounts.of(
+        makers[False].counts, makers[True].counts, unread=corpus.skipped.count, beyond=total - len(corpus)
     )
-    if not len(training):
+    if not len(parts[False]):
         raise ValueError(
-            f"data.corpus: {corpus.name!r} leaves no document to train on ({counts}). Lower data.min_seq_len or "
-            f"data.validation_share, or give more documents."
+            f"data.corpus: {corpus.name!r} leaves no document to train on ({counts}). Give more documents, or lower "
+            f"data.min_seq_len."
         )
-    return Prepared(training, validation, counts)
+    return Prepared(parts[False], parts[True], counts)
 
 
 def validation_numbers(numbers: Sequence[int], share: float, seed: int) -> frozenset[int]:
-    """Which of ``numbers`` are held out: those whose hash, of ``seed`` and the number alone, lies under ``share``.
+    """Which of ``numbers`` are held out: those whose hash lies under ``share``.
 
-    Another document more or less moves no other one from one side to the other. Where chance holds out none of several,
-    it is the one with the smallest hash; where it holds out all, the one with the largest stays.
+    So another document more or less moves no other one from one side to the other. Where chance holds out none of
+    several, it is the one with the smallest hash; where it holds out all, the one with the largest stays.
     """
     if not share or len(numbers) < 2:
         return frozenset()
-    ranked = sorted((_hash(seed, number), number) for number in numbers)
+    ranked = sorted((share_of(seed, number), number) for number in numbers)
     chosen = sum(value < share for value, _ in ranked)
     return frozenset(number for _, number in ranked[: min(max(chosen, 1), len(ranked) - 1)])
 
 
-def _hash(seed: int, number: int) -> float:
+def share_of(seed: int, number: int) -> float:
+    """A number from 0 to 1 that depends on ``seed`` and ``number`` alone, the same on every machine."""
     digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / 2**64
-
-
-def _said(
-    said: np.ndarray[Any, np.dtype[np.bool_]], document: Document, end: list[int]
-) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """``said`` for the ids with their end token: it ends the last turn, so it is its speaker's."""
-    last = bool(document.turns) and document.turns[-1].role == "assistant"  # type: ignore[index]
-    return np.append(said, np.full(len(end), last))
-
-
-def _targets(ids: Ints, teach: Teach, said: np.ndarray[Any, np.dtype[np.bool_]] | None) -> Ints:
-    if said is None:
-        return make_targets(ids).astype(np.int32)
-    if teach == "assistant":
-        return make_targets(ids, "assistant", said=said).astype(np.int32)
-    # The prompt ends with the role token of the assistant's first turn: the next token is the first one said.
-    length = int(np.argmax(said)) if said.any() else len(ids)
-    return make_targets(ids, "prompt", prompt_length=length).astype(np.int32)
-
-
-class _Part:
-    def __init__(self) -> None:
-        self.ids: list[Ints] = []
-        self.targets: list[Ints] = []
-        self.numbers: list[int] = []
-        self.n_targets = self.silent = 0
-
-    def add(self, number: int, ids: Ints, targets: Ints) -> None:
-        self.numbers.append(number)
-        self.ids.append(ids)
-        self.targets.append(targets)
-        found = int(np.count_nonzero(targets != IGNORE))
-        self.n_targets += found
-        self.silent += not found
-
-    def sequences(self) -> Sequences:
-        return Sequences(self.ids, self.targets, np.array(self.numbers, np.int64))
-
-
-__all__ = ["DataCounts", "Document", "Prepared", "Sequences", "prepare", "validation_numbers"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,6 +13,8 @@ from mamba_lab.batching._epoch import permutation
 from mamba_lab.batching._stream_threads import Background, Stop
 
 from .documents import Sequences
+from .sequence_maker import Ints
+from .weights import sequence_weights
 
 if TYPE_CHECKING:
     from .config import PackingConfig
@@ -28,6 +30,7 @@ class Rows:
     Args:
         sequences: what the plan's numbers index.
         plan: pieces in bins. Row ``plan.n_bins`` is an empty one.
+        weighted: give the batches ``sequence_weights``.
         pad_id, pad_to_multiple_of: as ``pack_collate`` takes them.
     """
 
@@ -36,12 +39,18 @@ class Rows:
         sequences: Sequences,
         plan: PackingPlan,
         *,
+        weighted: bool,
         pad_id: int,
         pad_to_multiple_of: int | None,
     ) -> None:
         self.plan = plan
         self._sequences = sequences
-        self._options: dict[str, Any] = {"pad_id": pad_id, "pad_to_multiple_of": pad_to_multiple_of}
+        self._options: dict[str, Any] = {
+            "targets": sequences.targets,
+            "weights": _Weights(sequences.targets) if weighted else None,
+            "pad_id": pad_id,
+            "pad_to_multiple_of": pad_to_multiple_of,
+        }
 
     def batch(self, rows: Int64Array, *, widest: bool) -> Batch:
         """A batch of these rows, as wide as the plan's capacity or, with ``widest``, as the longest of them."""
@@ -51,7 +60,7 @@ class Rows:
         start, stop = self.plan.start[pieces], self.plan.stop[pieces]
         capacity = max(int((stop - start).max(initial=1)), 1) if widest else self.plan.capacity
         plan = PackingPlan(capacity, offsets, self.plan.sequence[pieces], start, stop)
-        return pack_collate(plan, self._sequences.ids, targets=self._sequences.targets, **self._options)
+        return pack_collate(plan, self._sequences.ids, **self._options)
 
     def cut(self, rows: Int64Array, batch: Batch) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which of the batch's sequences are pieces that go on elsewhere."""
@@ -65,6 +74,19 @@ class Rows:
         if row == self.plan.n_bins:
             return np.zeros(0, np.int64)
         return np.arange(self.plan.offsets[row], self.plan.offsets[row + 1])
+
+
+class _Weights(Sequence[Any]):
+    """Each sequence's weights, made when a batch wants them."""
+
+    def __init__(self, targets: list[Ints]) -> None:
+        self._targets = targets
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __getitem__(self, number: Any) -> Any:
+        return sequence_weights(self._targets[number])
 
 
 def dealt(order: Int64Array, rows: int, rank: int, world_size: int, empty: int) -> list[Int64Array]:
@@ -90,16 +112,16 @@ class Planned(ABC):
         sequences: Sequences,
         packing: PackingConfig,
         *,
+        weighted: bool,
         pad_id: int,
         seed: int,
         rank: int,
         world_size: int,
     ) -> None:
-        lengths = sequences.lengths
-        kept = np.minimum(lengths, packing.capacity) if packing.overflow == "truncate" else lengths
         self.rows = Rows(
             sequences,
-            chunk_fixed(kept, packing.capacity),
+            chunk_fixed(sequences.lengths, packing.capacity),
+            weighted=weighted,
             pad_id=pad_id,
             pad_to_multiple_of=packing.pad_to_multiple_of,
         )

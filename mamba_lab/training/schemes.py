@@ -7,7 +7,8 @@ itself, "concat" each row as one sequence. So these three see the same tokens in
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mamba_lab.batching import Batch, PackedStream
@@ -16,6 +17,8 @@ from mamba_lab.log import log_once
 from .documents import Sequences
 from .planned import Fixed, Padded
 from .rearrange import joined, one_by_one
+from .streamed import StreamedDocuments
+from .weights import sequence_weights
 
 if TYPE_CHECKING:
     from .config import PackingConfig
@@ -42,40 +45,58 @@ class Scheme(Protocol):
     def settings(self) -> dict[str, Any]:
         """What the order depends on, beside what it depends on under every scheme."""
 
-    def groups(self, epoch: int, place: Any) -> Iterator[tuple[list[Batch], Any]]:
+    def groups(self, epoch: int, place: Any) -> Generator[tuple[list[Batch], Any], None, None]:
         """The groups after ``place`` (None: all of the epoch's), each with the place after it, which JSON can hold."""
 
-    def count(self, epoch: int) -> int:
-        """Groups of an epoch."""
+    def count(self, epoch: int) -> int | None:
+        """Groups of an epoch; None where only reading it would tell."""
 
 
 def make_scheme(
-    sequences: Sequences, packing: PackingConfig, *, pad_id: int, seed: int, rank: int, world_size: int
+    documents: Sequences | StreamedDocuments, packing: PackingConfig, *, weighted: bool, **options: Any
 ) -> Scheme:
-    """The scheme that ``packing.scheme`` names, over ``sequences``.
+    """The scheme that ``packing.scheme`` names.
+
+    Args:
+        weighted: give the batches ``sequence_weights``.
+        options: pad_id, seed, rank, world_size.
 
     Raises:
         ValueError: an unknown scheme; settings that the scheme cannot work with.
     """
-    options: dict[str, Any] = {"pad_id": pad_id, "seed": seed, "rank": rank, "world_size": world_size}
     if packing.scheme not in SCHEMES:
         raise ValueError(f"packing.scheme must be one of {', '.join(map(repr, SCHEMES))}, got {packing.scheme!r}.")
+    if packing.scheme not in ("fixed", "padded", "bucketed"):
+        return Packed(documents, packing, weighted=weighted, **options)
+    if not isinstance(documents, Sequences):
+        raise ValueError(
+            f'data.streaming is true, but packing.scheme "{packing.scheme}" must know all lengths first. Take '
+            f'"packed-greedy".'
+        )
     if packing.scheme == "fixed":
-        return Fixed(sequences, packing, **options)
-    if packing.scheme in ("padded", "bucketed"):
-        return Padded(sequences, packing, **options, bucketed=packing.scheme == "bucketed")
-    return Packed(sequences, packing, **options)
+        return Fixed(documents, packing, weighted=weighted, **options)
+    return Padded(documents, packing, weighted=weighted, **options, bucketed=packing.scheme == "bucketed")
 
 
 class Packed:
     """Packs from a ``PackedStream``, run as they are, one sequence at a time or leaking."""
 
-    def __init__(self, sequences: Sequences, packing: PackingConfig, **options: Any) -> None:
+    def __init__(
+        self, documents: Sequences | StreamedDocuments, packing: PackingConfig, *, weighted: bool, **options: Any
+    ) -> None:
         self._run: Callable[[Batch], list[Batch]] = _RUN.get(packing.scheme, lambda batch: [batch])
-        self._lengths = sequences.lengths
-        self._documents = list(zip(sequences.ids, sequences.targets, strict=True))
-        self._packer = _PACKER.get(packing.scheme, "greedy")
-        self._packing, self._options = packing, options
+        self._packing = packing
+        self._options = options | {
+            "packer": _PACKER.get(packing.scheme, "greedy"),
+            "weights": sequence_weights if weighted else None,
+        }
+        self._documents: Any = documents
+        self._lengths = None
+        if isinstance(documents, Sequences):
+            self._documents = list(zip(documents.ids, documents.targets, strict=True))
+            self._lengths = documents.lengths
+        else:
+            self._options["tokenize"] = documents.tokenize
         if packing.scheme == "concat":
             log_once(
                 logging.WARNING,
@@ -87,16 +108,17 @@ class Packed:
     def settings(self) -> dict[str, Any]:
         return {"rows": self._packing.rows, "buffer_size": self._packing.buffer_size}
 
-    def groups(self, epoch: int, place: Any) -> Iterator[tuple[list[Batch], Any]]:
+    def groups(self, epoch: int, place: Any) -> Generator[tuple[list[Batch], Any], None, None]:
         stream = self._stream()
         stream.set_epoch(epoch)
         if place is not None:
             stream.load_state_dict(place)
-        for batch in stream:
-            yield self._run(batch), batch.stream_state
+        with closing(iter(stream)) as batches:
+            for batch in batches:
+                yield self._run(batch), batch.stream_state
 
-    def count(self, epoch: int) -> int:
-        return self._stream().count_steps(self._lengths, epoch)
+    def count(self, epoch: int) -> int | None:
+        return None if self._lengths is None else self._stream().count_steps(self._lengths, epoch)
 
     def _stream(self) -> PackedStream:
         packing = self._packing
@@ -104,7 +126,6 @@ class Packed:
             self._documents,
             packing.capacity,
             rows=packing.rows,
-            packer=self._packer,
             buffer_size=packing.buffer_size,
             overflow=packing.overflow,
             shuffle=packing.shuffle,
