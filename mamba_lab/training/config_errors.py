@@ -12,7 +12,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-__all__ = ["ConfigError", "Problem", "accepts", "expected", "problems_of", "shown", "unknown_key"]
+__all__ = ["ConfigError", "Problem", "accepts", "expected", "printable", "problems_of", "shown", "unknown_key"]
 
 _SHOWN = 60  # characters of a value in a message
 
@@ -112,14 +112,14 @@ def problems_of(error: ValidationError, section: str, fields: Mapping[str, Field
             lines[cause.key] = str(cause)
             continue
         name = str(found["loc"][0]) if found["loc"] else ""
-        key = f"{section}.{name}".strip(".")
+        key = _key(section, name)
         if found["type"] == "extra_forbidden":
             lines[key] = unknown_key(section, name, fields)
         elif name in fields:
             why = f"{cause}" if cause is not None else f"expected {expected(fields[name])}"
             lines[key] = f"{key} is {shown(found['input'])}: {why}."
         else:
-            lines[key] = f"{key or 'the configuration'}: {cause or found['msg']}."
+            lines[key] = f"{key}: {cause or found['msg']}."
     return list(lines.values())
 
 
@@ -127,7 +127,7 @@ def unknown_key(section: str, name: str, fields: Mapping[str, FieldInfo]) -> str
     """The line for a key that does not exist, with the nearest one that does."""
     from .config import SECTIONS
 
-    key = f"{section}.{name}".strip(".")
+    key = _key(section, name)
     if not section:
         if homes := [f"{there}.{name}" for there, kind in SECTIONS.items() if name in kind.model_fields]:
             return f"{key} stands outside the sections. Say {' or '.join(homes)}."
@@ -144,6 +144,11 @@ def unknown_key(section: str, name: str, fields: Mapping[str, FieldInfo]) -> str
         everywhere = {other: there for there, kind in SECTIONS.items() for other in kind.model_fields}
         near = [f"{everywhere[hit]}.{hit}" for hit in difflib.get_close_matches(word, everywhere, 1, 0.7)]
     return f"{start} {_hint(near, name) or 'Its keys are ' + ', '.join(fields) + '.'}"
+
+
+def _key(section: str, name: str) -> str:
+    name = printable(name)[:_SHOWN] or '""'
+    return f"{section}.{name}" if section else name
 
 
 def _hint(near: list[str], name: str) -> str:
@@ -205,6 +210,10 @@ def shown(value: object) -> str:
     """A value as TOML would have it, cut where it is long."""
     if isinstance(value, bool):
         return str(value).lower()
-    text = f'"{value}"' if isinstance(value, str | Path) else repr(value)
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = printable(f'"{value}"' if isinstance(value, str | Path) else repr(value))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def printable(text: str) -> str:
+    """``text`` in one line: what is no sign on paper, such as a line's end, as Python writes it."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

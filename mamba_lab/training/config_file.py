@@ -12,7 +12,7 @@ from typing import Any
 from mamba_lab.paths import configs_dir
 
 from .config import SECTIONS, TrainConfig
-from .config_errors import ConfigError, accepts, shown, unknown_key
+from .config_errors import ConfigError, accepts, printable, shown, unknown_key
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,6 +27,7 @@ else:
 __all__ = ["dump", "merged", "parse_override", "read"]
 
 Values = dict[str, Any]
+_NAME_SHOWN = 200  # characters of a file's name in a message
 UNSET = "none"  # as a value of an override: TOML has no word for it
 
 
@@ -54,7 +55,7 @@ def read(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainCo
             [
                 f"--set {line}"
                 if line.split(maxsplit=1)[0] in given
-                else f"{path}{' with --set' * (line not in own)}: {line}"
+                else f"{_name(path)}{' with --set' * (line not in own)}: {line}"
                 for line in error.problems
             ]
         ) from None
@@ -112,7 +113,7 @@ def _tables(path: str | os.PathLike[str]) -> Values:
     Raises:
         ConfigError: it cannot be read, or is no TOML.
     """
-    name, file = shown(os.fspath(path)).strip('"'), Path(path)
+    name, file = _name(path), Path(path)
     examples = {example.stem: example for example in sorted(configs_dir().glob("*.toml"))}
     try:
         data = (examples[name] if name in examples and not file.exists() else file).read_bytes()
@@ -120,7 +121,7 @@ def _tables(path: str | os.PathLike[str]) -> Values:
         raise ConfigError([f"there is no such file. The package has {', '.join(examples)}."], name) from None
     except IsADirectoryError:
         inside = [f" Did you mean {file / 'config.toml'}?"] * (file / "config.toml").is_file()
-        raise ConfigError(["is a folder, expected a TOML file." + "".join(inside)], name) from None
+        raise ConfigError(["this is a folder, expected a TOML file." + "".join(inside)], name) from None
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ConfigError([f"cannot be read: {why}."], name) from None
@@ -132,7 +133,12 @@ def _tables(path: str | os.PathLike[str]) -> Values:
             [f"line {line} has the byte {data[error.start]:#04x}, which is no UTF-8. Save the file as UTF-8."], name
         ) from None
     except (ValueError, RecursionError) as error:  # tomllib's own errors are ValueErrors that name line and column
-        raise ConfigError([f"is no TOML: {error}."], name) from None
+        raise ConfigError([f"no TOML: {error}."], name) from None
+
+
+def _name(path: str | os.PathLike[str]) -> str:
+    name = printable(os.fspath(path))
+    return name if len(name) <= _NAME_SHOWN else f"{name[:_NAME_SHOWN]}..."
 
 
 def _problems(values: Values) -> list[str]:
