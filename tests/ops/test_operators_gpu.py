@@ -26,8 +26,11 @@ def scan_inputs() -> Tensors:
     return made | {"B": normal(T, N, seed=3), "C": normal(T, N, seed=4), "initial_state": normal(4, D, N, seed=5)}
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 2e-5)])
 @pytest.mark.parametrize(("operator", "inputs"), [(conv1d_pack, conv_inputs()), (ssm_pack, scan_inputs())])
-def test_a_gpu_gives_what_the_cpu_gives(operator: object, inputs: Tensors) -> None:
+def test_a_gpu_gives_what_the_cpu_gives(
+    operator: object, inputs: Tensors, dtype: torch.dtype, tolerance: float
+) -> None:
     """Outputs, final states and every gradient, with the backend that `auto` takes; boundaries in both forms."""
     boundaries = Boundaries.from_lengths(LENGTHS)
     found = []
@@ -36,14 +39,14 @@ def test_a_gpu_gives_what_the_cpu_gives(operator: object, inputs: Tensors) -> No
         ("cuda", boundaries.to("cuda")),
         ("cuda", boundaries.cu_seqlens.to("cuda")),
     ):
-        leaves = {name: value.to(device).requires_grad_() for name, value in inputs.items()}
+        leaves = {name: value.to(device, dtype).requires_grad_() for name, value in inputs.items()}
         y, final = operator(**leaves, boundaries=where, return_final_state=True)
         assert y.device.type == final.device.type == device
         grads = torch.autograd.grad(y.square().sum() + final.sum(), list(leaves.values()))
         found.append([value.detach().cpu() for value in (y, final, *grads)])
     for on_gpu in found[1:]:
         for got, expected in zip(on_gpu, found[0], strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("operator", "inputs"), [(conv1d_pack, conv_inputs()), (ssm_pack, scan_inputs())])
