@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,7 @@ def chunks(sequences: Sequence[Any], width: int = 8) -> Batch:
 def with_weights(batch: Batch) -> Batch:
     """Whole sequences only."""
     flat, cu = batch.targets.flatten(), batch.boundaries.cu_seqlens.tolist()
-    weights = [sequence_weights(flat[start:stop].numpy()) for start, stop in zip(cu, cu[1:], strict=False)]
+    weights = [sequence_weights(flat[start:stop].numpy()) for start, stop in itertools.pairwise(cu)]
     return replace(batch, weights=torch.from_numpy(np.concatenate(weights)).view(batch.targets.shape))
 
 
