@@ -44,7 +44,7 @@ class MetricsFile:
     def write(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Append a line with ``kind``, ``step`` and ``values``; numbers that are not finite become null."""
         line = {"kind": kind, "format": FORMAT, "step": step, **_finite(dict(values))}
-        data = memoryview(json.dumps(line, ensure_ascii=False, allow_nan=False).encode() + b"\n")
+        data = memoryview(json.dumps(line, allow_nan=False).encode() + b"\n")
         try:
             self._file.truncate(self._end)  # what a full disk left of an earlier line
             written = 0
