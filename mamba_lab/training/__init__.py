@@ -16,6 +16,7 @@ from .gradient_report import GradientReport, gradient_report
 from .loop import TrainResult, train
 from .metrics import StepMetrics
 from .run_log import read_metrics
+from .weights import sequence_weights
 
 __all__ = [
     "CheckpointError",
@@ -31,5 +32,6 @@ __all__ = [
     "gradient_report",
     "latest_checkpoint",
     "read_metrics",
+    "sequence_weights",
     "train",
 ]

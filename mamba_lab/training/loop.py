@@ -17,7 +17,7 @@ from .config import TrainConfig
 from .data import TrainingData
 from .gradient_report import gradient_report
 from .metrics import BatchCounts, StepMetrics, peak_memory_gib
-from .prepare import make_model, pick_device, repeatable, require_vocabulary, seed_all
+from .prepare import make_model, pick_device, repeatable, require_vocabulary, seed_all, write_settings
 from .run_folder import open_run
 from .run_log import RunLog
 from .session import Session
@@ -82,7 +82,7 @@ def train(
         if run.checkpoint is not None:
             session.load(run.checkpoint)
         if run.config is not None:
-            run.config.write_text(config.to_toml(), encoding="utf-8")
+            write_settings(config, run.config)
         with StopRequests() as stop, RunLog(config, run.path, session.total_steps, session.state.step) as log:
             return _loop(session, log, stop, on_step)
 

@@ -142,3 +142,20 @@ def planned_steps(config: TrainConfig, data: TrainingData) -> int:
             return training.max_steps
         total += math.ceil(batches / training.gradient_accumulation_steps)
     return total if training.max_steps is None else min(total, training.max_steps)
+
+
+def write_settings(config: TrainConfig, path: Path) -> None:
+    """Write every setting with its value, for the reader and for the next run; a broken write leaves the old file.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        beside.write_text(config.to_toml(), encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise ValueError(
+            f"{path} cannot be written: {error.strerror}. Free space, or name another output_dir."
+        ) from error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -46,7 +46,7 @@ class Session:
         self.bf16 = uses_bf16(config.training, self.device)
         if config.training.gradient_checkpointing:
             model.set_gradient_checkpointing()
-        self.forward: Callable[..., Any] = torch.compile(model) if config.training.torch_compile else model
+        self.forward = cast(torch.nn.Module, torch.compile(model)) if config.training.torch_compile else model
         self.optimizer = make_optimizer(model, config.training)
         self.total_steps = planned_steps(config, data)
         self.schedule = Schedule(self.optimizer, config.training, self.total_steps)
@@ -81,6 +81,7 @@ class Session:
         if not found.batches:
             return None
         self.state.validation.append((self.state.step, found.loss))
+        self._saved_at = None  # a checkpoint of this step would lack it
         return found
 
     def save(self, *, or_go_on: bool = False) -> None:
