@@ -98,7 +98,8 @@ def as_weights(weights: FloatsLike, name: str, n: int) -> np.ndarray[Any, np.dty
     if array.shape != (n,) or (n and array.dtype.kind not in "fiu"):
         got = f"{array.dtype} {list(array.shape)}" if array.ndim else shown(weights)
         raise ValueError(f"{name} must hold {n} numbers, one for each token of its sequence, got {got}.")
-    array = array.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large for float32 is refused below
+        array = array.astype(np.float32)
     if (bad := np.flatnonzero(~np.isfinite(array) | (array < 0))).size:
         raise ValueError(f"{name}[{bad[0]}] is {array[bad[0]]}: a weight is a finite number, 0 or more.")
     return array
