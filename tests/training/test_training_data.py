@@ -44,10 +44,8 @@ def test_every_token_and_target_is_in_one_place(
         try:
             data = settings.data(documents, scheme, rank=rank, world_size=world_size, packing=packing)
         except ValueError as error:
-            assert scheme in ("padded", "bucketed")
-            assert "to give every rank the same number of steps" in str(error) or "some rank would get none" in str(
-                error
-            )
+            if scheme not in ("padded", "bucketed") or "rank" not in str(error):
+                raise
             reject()
         batches = list(data.epoch(epoch))
         found += batches
