@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """
     texts = _prompts(args)
     try:
-        from mamba_lab.training.prepare import pick_device, weights_in
+        from mamba_lab.training.prepare import pick_device
     except ModuleNotFoundError as error:
         raise ValueError(str(error)) from error
     from mamba_lab.models import MambaLM
@@ -78,8 +78,12 @@ def run(args: argparse.Namespace) -> int:
         device = pick_device(_device(args.device))
     except ValueError as error:
         raise ValueError(str(error).replace("training.device", "--device")) from error
-    tokenizer = load_tokenizer(path) if path else load_tokenizer()
-    model = MambaLM.from_pretrained(weights_in(args.model)).to(device).eval()
+    try:
+        tokenizer = load_tokenizer(path) if path else load_tokenizer()
+    except FileNotFoundError as error:
+        name = "--tokenizer" if args.tokenizer else f"{args.model}: data.tokenizer"
+        raise ValueError(f"{name}: there is no file {path}.") from error
+    model = MambaLM.from_pretrained(_weights(args.model)).to(device).eval()
     _require_same_vocabulary(model, tokenizer, args.model)
     chat = args.chat if args.chat is not None else data is not None and data.teach != "whole"
     ids = [_ids(text, tokenizer, chat) for text in texts]
@@ -136,11 +140,18 @@ def _data_of(model: str) -> DataConfig | None:
     try:
         if (folder / "train_config.json").is_file():
             return DataConfig(**json.loads((folder / "train_config.json").read_text("utf-8"))["data"])
-        if (folder / "config.toml").is_file():
-            return TrainConfig.from_toml(folder / "config.toml").data
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / 'train_config.json'} is damaged: {error}.") from error
-    return None
+    return TrainConfig.from_toml(folder / "config.toml").data if (folder / "config.toml").is_file() else None
+
+
+def _weights(model: str) -> str:
+    """Where the weights lie: of a run those of its newest whole checkpoint. A checkpoint is verified."""
+    from mamba_lab.training import find_checkpoint
+
+    folder = Path(model)
+    ours = (folder / "manifest.json").is_file() or (folder / "checkpoints").is_dir()
+    return str(find_checkpoint(folder)) if ours else model
 
 
 def _device(name: str) -> str:

@@ -83,6 +83,10 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _dry_run(config)
     if config.training.output_dir is None:
+        if args.resume:
+            raise ValueError(
+                "--resume needs training.output_dir, where the checkpoints are. Set it, or give --resume-from."
+            )
         print("training.output_dir is not set: neither numbers nor weights are kept.", file=sys.stderr)
     lines = Lines(quiet=config.logging.progress is not None or _is_terminal())
     try:

@@ -69,10 +69,10 @@ class RunLog:
             self._board.scalars("validation", {"loss": loss, **numbers}, step)
 
     def warning(self, step: int, text: str, **facts: Any) -> None:
-        """Something to look at: written, and said to whoever watches."""
+        """Something to look at, in words that say where: written, and said to whoever watches."""
         self._write("warning", step, {"text": text, **facts})
         with self._bar.aside():
-            logger.warning("step %d: %s", step, text)
+            logger.warning("%s", text)
 
     def gradients(self, step: int, report: Mapping[str, Any]) -> None:
         """The report of each layer's gradient at ``step``, JSON-able."""
