@@ -15,7 +15,10 @@ from .evaluate import Validation, evaluate
 from .gradient_report import GradientReport, gradient_report
 from .loop import TrainResult, train
 from .metrics import StepMetrics
+from .optim import learning_rate_factor, parameter_groups
 from .run_log import read_metrics
+from .step import StepResult, backward, update
+from .watch import Watch
 from .weights import sequence_weights
 
 __all__ = [
@@ -23,15 +26,21 @@ __all__ = [
     "ConfigError",
     "GradientReport",
     "StepMetrics",
+    "StepResult",
     "TrainConfig",
     "TrainResult",
     "TrainingData",
     "Validation",
+    "Watch",
+    "backward",
     "evaluate",
     "find_checkpoint",
     "gradient_report",
     "latest_checkpoint",
+    "learning_rate_factor",
+    "parameter_groups",
     "read_metrics",
     "sequence_weights",
     "train",
+    "update",
 ]
