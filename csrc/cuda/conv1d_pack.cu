@@ -41,22 +41,32 @@ std::tuple<Tensor, Tensor> forward(
   return {y, final_state};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+// Everything but dx, which is written where the caller says: its rows may lie apart.
+std::tuple<Tensor, Tensor, Tensor> backward_into(
     const Tensor& dy_given, const Optional& dfinal_state, const Tensor& x_given, const Tensor& weight,
-    const Optional& bias, bool silu, const Tensor& cu_seqlens, const Tensor& /*order*/, const Optional& initial_state) {
+    const Optional& bias, bool silu, const Tensor& cu_seqlens, const Tensor& /*order*/, const Optional& initial_state,
+    const Tensor& dx) {
   const Launch launch(x_given);
   const Tensor x = with_rows(x_given), dy = with_rows(dy_given);
   const Optional initial = dense(initial_state), dfinal = dense(dfinal_state);
   const conv::Problem p = problem(x, weight, bias, silu, cu_seqlens, initial);
-  const Tensor dx = torch::stable::new_empty(x, {p.T, p.D});
   const Tensor dweight = torch::stable::new_empty(weight, {p.D, p.width}), dbias = like(bias, x);
   const Tensor dinitial = like(initial, x);
   const Tensor workspace = torch::stable::new_empty(x, {conv::backward_workspace(p)}, ScalarType::Float);
   const conv::Gradients gradients{
-      pointer(dy), dy.stride(0), floats(dfinal), dx.mutable_data_ptr(), dweight.mutable_data_ptr(),
+      pointer(dy), dy.stride(0), floats(dfinal), dx.mutable_data_ptr(), dx.stride(0), dweight.mutable_data_ptr(),
       bias ? dbias.mutable_data_ptr() : nullptr, initial ? written_floats(dinitial) : nullptr,
       written_floats(workspace)};
   launch.check(conv::backward(p, gradients, launch.stream));
+  return {dweight, dbias, dinitial};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+    const Tensor& dy, const Optional& dfinal_state, const Tensor& x, const Tensor& weight, const Optional& bias,
+    bool silu, const Tensor& cu_seqlens, const Tensor& order, const Optional& initial_state) {
+  const Tensor dx = torch::stable::new_empty(x, {x.size(0), x.size(1)});
+  const auto [dweight, dbias, dinitial] =
+      backward_into(dy, dfinal_state, x, weight, bias, silu, cu_seqlens, order, initial_state, dx);
   return {dx, dweight, dbias, dinitial};
 }
 
@@ -66,4 +76,5 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
 STABLE_TORCH_LIBRARY_IMPL(mamba_lab, CUDA, m) {
   m.impl("conv1d_pack_cuda", TORCH_BOX(&mamba_lab::forward));
   m.impl("conv1d_pack_cuda_backward", TORCH_BOX(&mamba_lab::backward));
+  m.impl("conv1d_pack_cuda_backward_into", TORCH_BOX(&mamba_lab::backward_into));
 }

@@ -44,6 +44,38 @@ __device__ __forceinline__ Piece<In, C> load_piece(const In* p) {
   return piece;
 }
 
+// The rows that a thread is about to need, on their way into its own part of the shared memory: it alone reads them, so
+// no thread waits for another. Ahead turns of Tokens rows are under way while one is worked on.
+template <class In, int C, int Tokens, int Ahead, int Threads>
+class Ring {
+ public:
+  static constexpr int kStages = Ahead + 1;
+  using Memory = Piece<In, C>[kStages][Tokens][Threads];
+
+  __device__ __forceinline__ explicit Ring(Memory& memory) : memory_(memory) {}
+  __device__ __forceinline__ void copy(int stage, int token, const In* from) {
+    Piece<In, C>* const to = &memory_[stage][token][threadIdx.x];
+    constexpr int bytes = sizeof(Piece<In, C>);
+    if constexpr (bytes >= 4) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                   :: "r"(static_cast<unsigned>(__cvta_generic_to_shared(to))), "l"(from), "n"(bytes) : "memory");
+    } else {
+      *to = load_piece<In, C>(from);
+    }
+  }
+  __device__ __forceinline__ const Piece<In, C>& at(int stage, int token) const { return memory_[stage][token][threadIdx.x]; }
+
+ private:
+  Memory& memory_;
+};
+
+__device__ __forceinline__ void end_of_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+template <int Ahead>
+__device__ __forceinline__ void wait_for_turn() {
+  asm volatile("cp.async.wait_group %0;" :: "n"(Ahead) : "memory");
+}
+
 template <class In, int C>
 __device__ __forceinline__ void widen_piece(const Piece<In, C>& piece, float (&to)[C]) {
 #pragma unroll

@@ -5,6 +5,7 @@
 #ifndef CONV_BACKWARD_SPAN
 #define CONV_BACKWARD_SPAN 64
 #define CONV_BACKWARD_TOKENS 4
+#define CONV_BACKWARD_AHEAD 2
 #define CONV_BACKWARD_WARPS 4
 #define CONV_BACKWARD_BYTES 8
 #define CONV_BACKWARD_BUSY 8192
@@ -14,7 +15,7 @@
 namespace mamba_lab::conv {
 namespace {
 
-constexpr int kWarps = CONV_BACKWARD_WARPS, kTokens = CONV_BACKWARD_TOKENS;
+constexpr int kWarps = CONV_BACKWARD_WARPS, kTokens = CONV_BACKWARD_TOKENS, kAhead = CONV_BACKWARD_AHEAD;
 constexpr int64_t kBusyWarps = CONV_BACKWARD_BUSY, kMostTokens = CONV_BACKWARD_SPAN;
 constexpr int kSlices = 8;
 
@@ -28,32 +29,55 @@ __device__ __forceinline__ void through_silu(const float (&dy)[C], const float (
   }
 }
 
-// The four warps of a block have the same channels and tiles one after the other; their sums over time become one.
+// The warps of a block have the same channels and tiles one after the other; their sums over time become one.
 template <class In, int C, int W, bool Silu>
 __global__ void __launch_bounds__(kWarps* kLanes, CONV_BACKWARD_BLOCKS)
     backward_tiles(const Problem p, const Gradients out, int span, int64_t blocks) {
   using T = Taps<W, C>;
-  __shared__ float shared[kWarps][T::kMost + 1][kLanes * C];
+  using Rows = Ring<In, C, kTokens, kAhead, kWarps * kLanes>;
+  __shared__ union {
+    typename Rows::Memory rows[2];
+    float sums[kWarps][T::kMost + 1][kLanes * C];
+  } shared;
+  Rows xs(shared.rows[0]), dys(shared.rows[1]);
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes;
   const int64_t block = blockIdx.x % blocks, group = blockIdx.x / blocks;
-  const int64_t first = (group * kWarps + warp) * span, last = min(first + span, p.T);
+  const int64_t first = (group * kWarps + warp) * span;
   const int64_t mine = (block * kLanes + lane) * C;
   const bool idle = mine >= p.D;  // such a thread helps to search and stores nothing
   const int64_t channel = idle ? 0 : mine;
   const T taps(p, channel);
+  const int reach = taps.width - 1;
   float of_tap[T::kMost][C] = {}, of_bias[C] = {};
 
-  if (first < last) {
+  if (first < p.T) {
+    // Tokens are counted from `first` on. The last rows of a tile wait for `reach` tokens of the next one.
+    const int own = static_cast<int>(min(static_cast<int64_t>(span), p.T - first));
+    const int count = static_cast<int>(min(static_cast<int64_t>(own) + reach, p.T - first));
+    const In* next_x = static_cast<const In*>(p.x) + first * p.x_stride + channel;
+    const In* next_dy = static_cast<const In*>(out.dy) + first * out.dy_stride + channel;
+    const auto fetch = [&](int i, int stage) {
+#pragma unroll
+      for (int k = 0; k < kTokens; ++k, next_x += p.x_stride, next_dy += out.dy_stride) {
+        if (i + k < count) xs.copy(stage, k, next_x), dys.copy(stage, k, next_dy);
+      }
+      end_of_turn();
+    };
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) fetch(k * kTokens, k);
+
     Place place(p.cu_seqlens, static_cast<int>(p.sequences), first);
-    int64_t lowest = first;  // rows before it are another tile's or another sequence's
     // Of the last W - 1 tokens: the inputs, and what is known of dx. pending[0] is of the token before this one.
     float before[T::kRoom][C], pending[T::kRoom][C] = {};
     taps.template recall<In>(p, place, first, channel, before);
-    const In* const x = static_cast<const In*>(p.x) + channel;
-    const In* const dy = static_cast<const In*>(out.dy) + channel;
-    In* const dx = static_cast<In*>(out.dx) + channel;
+    const auto end_of_sequence = [&] {
+      return static_cast<int>(min(place.stop - first, static_cast<int64_t>(count) + 1));
+    };
+    int lowest = 0, stop = end_of_sequence();  // rows before `lowest` are another tile's or another sequence's
+    In* const dx = static_cast<In*>(out.dx) + first * out.dx_stride + channel;
+    In* to = dx - reach * out.dx_stride;
 
-    const auto step = [&](const Piece<In, C>& x_piece, const Piece<In, C>& dy_piece, int64_t t, bool counts) {
+    const auto step = [&](const Piece<In, C>& x_piece, const Piece<In, C>& dy_piece, bool counts, bool stores) {
       float now[C], g[C], done[C];
       widen_piece<In, C>(x_piece, now);
       widen_piece<In, C>(dy_piece, g);
@@ -80,7 +104,7 @@ __global__ void __launch_bounds__(kWarps* kLanes, CONV_BACKWARD_BLOCKS)
         float oldest = done[c];
 #pragma unroll
         for (int age = 1; age <= T::kReach; ++age) {
-          if (age == taps.width - 1) oldest = pending[age - 1][c];
+          if (age == reach) oldest = pending[age - 1][c];
         }
 #pragma unroll
         for (int age = T::kReach; age > 1; --age) pending[age - 1][c] = pending[age - 2][c];
@@ -88,16 +112,15 @@ __global__ void __launch_bounds__(kWarps* kLanes, CONV_BACKWARD_BLOCKS)
         done[c] = oldest;
       }
       taps.push(now, before);
-      const int64_t row = t - (taps.width - 1);
-      if (row >= lowest && !idle) store_piece<In, C>(done, dx + row * p.D);
+      if (stores && !idle) store_piece<In, C>(done, to);
+      to += out.dx_stride;
     };
     // At a sequence's end the rows that wait are done.
     const auto flush = [&] {
-      const int64_t reach = taps.width - 1;
 #pragma unroll
       for (int age = 1; age <= T::kReach; ++age) {
-        const int64_t row = place.stop - age;
-        if (!taps.has(age) || row < lowest || row >= last || idle) continue;
+        const int row = stop - age;
+        if (!taps.has(age) || row < lowest || row >= own || idle) continue;
         float done[C];
 #pragma unroll
         for (int c = 0; c < C; ++c) {
@@ -106,68 +129,48 @@ __global__ void __launch_bounds__(kWarps* kLanes, CONV_BACKWARD_BLOCKS)
             done[c] = __fadd_rn(done[c], out.dfinal_state[(place.s * p.D + channel + c) * reach + reach - age]);
           }
         }
-        store_piece<In, C>(done, dx + row * p.D);
+        store_piece<In, C>(done, dx + row * out.dx_stride);
       }
     };
 
-    for (int64_t t = first;;) {
-      const int64_t stop = min(place.stop, last);
-      for (; t < stop; t += kTokens) {
-        Piece<In, C> xs[kTokens], dys[kTokens];
-        if (t + kTokens <= stop) {
+    bool ended = false;  // the last of the tile's own sequences
+    int stage = 0, stage_ahead = kAhead;
+    const auto advance = [](int& stage) { stage = stage + 1 == Rows::kStages ? 0 : stage + 1; };
+    for (int i = 0; i < count && !ended; i += kTokens, advance(stage), advance(stage_ahead)) {
+      fetch(i + kAhead * kTokens, stage_ahead);
+      wait_for_turn<kAhead>();
+      if (i >= lowest + reach && i + kTokens <= min(stop, own)) {
 #pragma unroll
-          for (int i = 0; i < kTokens; ++i) {
-            xs[i] = load_piece<In, C>(x + (t + i) * p.x_stride), dys[i] = load_piece<In, C>(dy + (t + i) * out.dy_stride);
+        for (int k = 0; k < kTokens; ++k) step(xs.at(stage, k), dys.at(stage, k), true, true);
+      } else {
+#pragma unroll 1
+        for (int k = 0; k < kTokens && i + k < count; ++k) {
+          if (i + k == stop) {
+            flush();
+            if ((ended = stop >= own)) break;
+            place.next(p.cu_seqlens);
+            lowest = stop, stop = end_of_sequence();
+            taps.template recall<In>(p, place, place.start, channel, before);
+#pragma unroll
+            for (int age = 1; age <= T::kReach; ++age) {
+#pragma unroll
+              for (int c = 0; c < C; ++c) pending[age - 1][c] = 0.f;
+            }
           }
-#pragma unroll
-          for (int i = 0; i < kTokens; ++i) step(xs[i], dys[i], t + i, true);
-        } else {
-          const int count = static_cast<int>(stop - t);
-#pragma unroll
-          for (int i = 0; i < kTokens; ++i) {
-            if (i >= count) break;
-            xs[i] = load_piece<In, C>(x + (t + i) * p.x_stride), dys[i] = load_piece<In, C>(dy + (t + i) * out.dy_stride);
-          }
-#pragma unroll
-          for (int i = 0; i < kTokens; ++i) {
-            if (i < count) step(xs[i], dys[i], t + i, true);
-          }
+          step(xs.at(stage, k), dys.at(stage, k), i + k < own, i + k - reach >= lowest);
         }
       }
-      t = stop;
-      if (t == place.stop) flush();
-      if (t == last) break;
-      place.next(p.cu_seqlens);
-      lowest = t;
-      taps.template recall<In>(p, place, t, channel, before);
-#pragma unroll
-      for (int age = 1; age <= T::kReach; ++age) {
-#pragma unroll
-        for (int c = 0; c < C; ++c) pending[age - 1][c] = 0.f;
-      }
     }
-    // The last rows of a tile wait for the first tokens of the next one.
-    if (last < place.stop) {
-      const int64_t stop = min(place.stop, last + taps.width - 1);
-      Piece<In, C> xs[T::kRoom], dys[T::kRoom];
-#pragma unroll
-      for (int i = 0; i < T::kReach; ++i) {
-        if (last + i >= stop) break;
-        xs[i] = load_piece<In, C>(x + (last + i) * p.x_stride), dys[i] = load_piece<In, C>(dy + (last + i) * out.dy_stride);
-      }
-#pragma unroll
-      for (int i = 0; i < T::kReach; ++i) {
-        if (last + i < stop) step(xs[i], dys[i], last + i, false);
-      }
-      if (stop == place.stop) flush();
-    }
+    if (!ended && stop == count) flush();
   }
 
+  wait_for_turn<0>();
+  __syncthreads();  // the rows' memory is the sums' now
 #pragma unroll
   for (int c = 0; c < C; ++c) {
 #pragma unroll
-    for (int age = 0; age < T::kMost; ++age) shared[warp][age][lane * C + c] = of_tap[age][c];
-    shared[warp][T::kMost][lane * C + c] = of_bias[c];
+    for (int age = 0; age < T::kMost; ++age) shared.sums[warp][age][lane * C + c] = of_tap[age][c];
+    shared.sums[warp][T::kMost][lane * C + c] = of_bias[c];
   }
   __syncthreads();
   for (int i = threadIdx.x; i < (taps.width + 1) * kLanes * C; i += kWarps * kLanes) {
@@ -175,8 +178,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, CONV_BACKWARD_BLOCKS)
     const int64_t to = block * kLanes * C + column;
     if (to >= p.D) continue;
     const int age = row < taps.width ? row : T::kMost;
-    float sum = shared[0][age][column];
-    for (int w = 1; w < kWarps; ++w) sum = __fadd_rn(sum, shared[w][age][column]);
+    float sum = shared.sums[0][age][column];
+    for (int w = 1; w < kWarps; ++w) sum = __fadd_rn(sum, shared.sums[w][age][column]);
     out.workspace[(group * (taps.width + 1) + row) * p.D + to] = sum;
   }
 }
@@ -273,7 +276,8 @@ constexpr int kPiece = CONV_BACKWARD_BYTES / sizeof(In);
 template <class In, bool Silu>
 cudaError_t launch_width(const Problem& p, const Gradients& out, cudaStream_t stream) {
   constexpr int C = kPiece<In>;
-  if (in_pieces(p.x, p.x_stride, p.D, sizeof(In), C) && in_pieces(out.dy, out.dy_stride, p.D, sizeof(In), C)) {
+  if (in_pieces(p.x, p.x_stride, p.D, sizeof(In), C) && in_pieces(out.dy, out.dy_stride, p.D, sizeof(In), C) &&
+      in_pieces(out.dx, out.dx_stride, p.D, sizeof(In), C)) {
     switch (p.width) {
       case 2: return launch_tiles<In, C, 2, Silu>(p, out, stream);
       case 3: return launch_tiles<In, C, 3, Silu>(p, out, stream);

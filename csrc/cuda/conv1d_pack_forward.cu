@@ -5,6 +5,7 @@
 #ifndef CONV_FORWARD_SPAN
 #define CONV_FORWARD_SPAN 64
 #define CONV_FORWARD_TOKENS 8
+#define CONV_FORWARD_AHEAD 1
 #define CONV_FORWARD_WARPS 4
 #define CONV_FORWARD_BYTES 16
 #define CONV_FORWARD_BUSY 8192
@@ -14,24 +15,40 @@
 namespace mamba_lab::conv {
 namespace {
 
-constexpr int kWarps = CONV_FORWARD_WARPS, kTokens = CONV_FORWARD_TOKENS;
+constexpr int kWarps = CONV_FORWARD_WARPS, kTokens = CONV_FORWARD_TOKENS, kAhead = CONV_FORWARD_AHEAD;
 constexpr int64_t kBusyWarps = CONV_FORWARD_BUSY, kMostTokens = CONV_FORWARD_SPAN;
 
 template <class In, int C, int W, bool Silu>
 __global__ void __launch_bounds__(kWarps* kLanes, CONV_FORWARD_BLOCKS)
     forward_tiles(const Problem p, In* __restrict__ y, int span, int64_t blocks) {
+  using Rows = Ring<In, C, kTokens, kAhead, kWarps * kLanes>;
+  __shared__ typename Rows::Memory memory;
+  Rows rows(memory);
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
-  const int64_t first = warp / blocks * span, last = min(first + span, p.T);
+  const int64_t first = warp / blocks * span;
   if (first >= p.T) return;
+  const int count = static_cast<int>(min(static_cast<int64_t>(span), p.T - first));
   const int64_t mine = (warp % blocks * kLanes + threadIdx.x % kLanes) * C;
   const bool idle = mine >= p.D;  // such a thread helps to search and stores nothing
   const int64_t channel = idle ? 0 : mine;
+
+  const In* next = static_cast<const In*>(p.x) + first * p.x_stride + channel;
+  const auto fetch = [&](int i, int stage) {
+#pragma unroll
+    for (int k = 0; k < kTokens; ++k, next += p.x_stride) {
+      if (i + k < count) rows.copy(stage, k, next);
+    }
+    end_of_turn();
+  };
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) fetch(k * kTokens, k);
+
   Place place(p.cu_seqlens, static_cast<int>(p.sequences), first);
   const Taps<W, C> taps(p, channel);
   float before[Taps<W, C>::kRoom][C];
   taps.template recall<In>(p, place, first, channel, before);
-  const In* x = static_cast<const In*>(p.x) + first * p.x_stride + channel;
   In* to = y + first * p.D + channel;
+  int stop = static_cast<int>(min(place.stop - first, static_cast<int64_t>(span)));  // of the sequence, from `first` on
 
   const auto step = [&](const Piece<In, C>& piece) {
     float now[C], sum[C];
@@ -46,33 +63,25 @@ __global__ void __launch_bounds__(kWarps* kLanes, CONV_FORWARD_BLOCKS)
     to += p.D;
   };
 
-  for (int64_t t = first;;) {
-    const int64_t stop = min(place.stop, last);
-    for (; t < stop; t += kTokens, x += kTokens * p.x_stride) {
-      // All of a turn's loads are under way before the first is needed.
-      Piece<In, C> piece[kTokens];
-      if (t + kTokens <= stop) {
+  int stage = 0, stage_ahead = kAhead;
+  const auto advance = [](int& stage) { stage = stage + 1 == Rows::kStages ? 0 : stage + 1; };
+  for (int i = 0; i < count; i += kTokens, advance(stage), advance(stage_ahead)) {
+    fetch(i + kAhead * kTokens, stage_ahead);
+    wait_for_turn<kAhead>();
+    if (i + kTokens <= stop) {
 #pragma unroll
-        for (int i = 0; i < kTokens; ++i) piece[i] = load_piece<In, C>(x + i * p.x_stride);
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) step(piece[i]);
-      } else {
-        const int count = static_cast<int>(stop - t);
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) {
-          if (i < count) piece[i] = load_piece<In, C>(x + i * p.x_stride);
-        }
-#pragma unroll
-        for (int i = 0; i < kTokens; ++i) {
-          if (i < count) step(piece[i]);
-        }
-      }
+      for (int k = 0; k < kTokens; ++k) step(rows.at(stage, k));
+      continue;
     }
-    if (stop == last) return;
-    t = stop;
-    x = static_cast<const In*>(p.x) + t * p.x_stride + channel;
-    place.next(p.cu_seqlens);
-    taps.template recall<In>(p, place, t, channel, before);
+#pragma unroll 1
+    for (int k = 0; k < kTokens && i + k < count; ++k) {
+      if (i + k == stop) {
+        place.next(p.cu_seqlens);
+        taps.template recall<In>(p, place, place.start, channel, before);
+        stop = static_cast<int>(min(place.stop - first, static_cast<int64_t>(span)));
+      }
+      step(rows.at(stage, k));
+    }
   }
 }
 

@@ -41,7 +41,8 @@ struct Gradients {
   const void* dy;
   int64_t dy_stride;
   const float* dfinal_state;  // [sequences, D, width - 1] or none: zeros
-  void* dx;                   // [T, D]
+  void* dx;                   // [T, D], `dx_stride` elements from row to row
+  int64_t dx_stride;
   void *dweight, *dbias;      // in the dtypes of weight and bias; dbias is nullptr where bias is
   float* dinitial_state;      // nullptr where initial_state is
   float* workspace;           // backward_workspace(problem) floats

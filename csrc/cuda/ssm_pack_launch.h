@@ -52,6 +52,8 @@ struct Gradients {
   float *dD, *ddelta_bias;           // [D], nullptr where the input is
   float* dinitial_state;             // [sequences, D, N], nullptr where initial_state is
   void* workspace;                   // backward_workspace(problem) bytes from a 256-byte edge on, never initialised
+  int64_t dz_stride = 0;             // elements from row to row of dz where its rows lie apart; 0: dense
+  void* y = nullptr;                 // dense [T, D] or none: y once more, for a caller that did not keep it; only with z
 };
 
 // Queue the pass on a stream of the current device. The first error of a launch, or cudaSuccess.

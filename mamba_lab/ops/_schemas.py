@@ -39,6 +39,24 @@ _SCHEMAS = {
     ),
 }
 
+_FUSED = {
+    "conv1d_pack_cuda_backward_into": (
+        f"(Tensor dy, Tensor? dfinal_state, {_CONV1D_INPUTS}, Tensor(a!) dx) -> "
+        "(Tensor dweight, Tensor dbias, Tensor dinitial_state)"
+    ),
+    "ssm_pack_cuda_backward_inner": (
+        "(Tensor dy, Tensor u, Tensor delta, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor z, Tensor? delta_bias, "
+        "bool delta_softplus, Tensor cu_seqlens, Tensor order, Tensor checkpoints) -> "
+        "(Tensor du, Tensor ddelta, Tensor dA, Tensor dB, Tensor dC, Tensor dD, Tensor dxz, "
+        "Tensor ddelta_bias, Tensor y)"
+    ),
+}
+"""Backward passes for ``mamba_inner`` alone: results where it wants them, so that nothing is joined afterwards.
+
+The first writes dx into a tensor given to it. The second makes dxz [T, 2 D], writes dz into its second half and leaves
+the first to the convolution; it gives y once more, so that nobody has to keep it.
+"""
+
 REGISTERED = ("cpu", "triton", "cuda")
 """The backends that have operators of their own; the reference is plain autograd."""
 
@@ -49,6 +67,12 @@ def define(operator: str, backend: str) -> tuple[str, str]:
     torch.library.define(forward, _SCHEMAS[operator])
     torch.library.define(f"{forward}_backward", _SCHEMAS[f"{operator}_backward"])
     return forward, f"{forward}_backward"
+
+
+def define_fused() -> None:
+    """Make the backward passes for ``mamba_inner`` known to PyTorch. They run eagerly only: they have no fakes."""
+    for name, schema in _FUSED.items():
+        torch.library.define(f"mamba_lab::{name}", schema)
 
 
 def operator(qualified_name: str) -> Callable[..., Any]:

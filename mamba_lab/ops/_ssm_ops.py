@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import _triton_ops
-from ._schemas import CHECKPOINT_TOKENS, REGISTERED, define, operator, refuse_second_derivative
+from ._schemas import CHECKPOINT_TOKENS, REGISTERED, define, define_fused, operator, refuse_second_derivative
 
 
 def _fake(
@@ -90,4 +90,5 @@ def _register(backend: str) -> Callable[..., tuple[Tensor, ...]]:
     return operator(forward)
 
 
+define_fused()
 FORWARD = {backend: _register(backend) for backend in REGISTERED}

@@ -348,6 +348,37 @@ def test_opcheck(name: str, full: bool, backend: str) -> None:
     opcheck(backward, (dy, dfinal if full else None, *given, *checkpoints))
 
 
+@pytest.mark.parametrize("D", [33, 64])
+def test_the_backward_passes_of_the_fused_block(D: int, backend: str) -> None:
+    """They write where they are told, with the bits of the plain ones, and nothing beside it."""
+    if backend != "cuda":
+        pytest.skip("only the CUDA kernels have them")
+    lengths = (20, 0, 65, 1)
+    boundaries = Boundaries.from_lengths(lengths, device="cuda")
+    where = (boundaries.cu_seqlens, boundaries._schedule)
+    ops = torch.ops.mamba_lab
+    for dtype in (torch.float32, torch.bfloat16):
+        given, dy, _ = made("conv1d_pack", lengths, D, 4, dtype, without=("initial_state",), device="cuda")
+        inputs = (given["x"], given["weight"], given["bias"], True, *where, None)
+        ops.conv1d_pack_cuda(*inputs, False)
+        dx, *plain = ops.conv1d_pack_cuda_backward(dy, None, *inputs)
+        dxz = torch.full((len(dy), 2 * D), 7, dtype=dtype, device="cuda")
+        into = ops.conv1d_pack_cuda_backward_into(dy, None, *inputs, dxz[:, :D])
+        for got, expected in zip((dxz[:, :D], *into), (dx, *plain), strict=True):
+            assert_same_bits(got, expected)
+        assert bool((dxz[:, D:] == 7).all())
+
+        given, dy, _ = made("ssm_pack", lengths, D, 16, dtype, without=("initial_state",), device="cuda")
+        names = ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")
+        inputs = (*(given[name] for name in names), True, *where)
+        y, _, checkpoints = ops.ssm_pack_cuda(*inputs, None, False)
+        *plain, ddelta_bias, _ = ops.ssm_pack_cuda_backward(dy, None, *inputs, None, checkpoints)
+        *inner, dxz, inner_bias, again = ops.ssm_pack_cuda_backward_inner(dy, *inputs, checkpoints)
+        for got, expected in zip((*inner, dxz[:, D:], inner_bias), (*plain, ddelta_bias), strict=True):
+            assert_same_bits(got, expected)
+        torch.testing.assert_close(again, y, rtol=1e-5 if dtype == torch.float32 else 2**-7, atol=1e-5)
+
+
 def test_auto_takes_the_fastest_kernel(backend: str) -> None:
     for name in OPERATORS:
         assert _resolve.resolve(name, "auto", "cuda") in ("cuda", backend)
