@@ -69,7 +69,7 @@ class Watch:
         )
 
     def _jump(self, step: StepMetrics, batches: Sequence[Batch]) -> str | None:
-        if step.skipped or not math.isfinite(step.grad_norm):
+        if step.skipped:
             return None
         median = statistics.median(self._norms) if len(self._norms) >= self.settled else math.inf
         self._norms.append(step.grad_norm)
