@@ -20,6 +20,15 @@ bool can_run_fast(const Problem& p, int channels) {
 }
 
 template <class In, class P, bool kFast>
+auto kernel_of() {
+  if constexpr (kFast) {
+    return scan_forward<In, P>;
+  } else {
+    return generic_scan_forward<In, P>;
+  }
+}
+
+template <class In, class P, bool kFast>
 cudaError_t launch(const Problem& p, const Results& results, cudaStream_t stream) {
   const int channels = P::kWarps * P::kChannels, pieces = static_cast<int>((p.N + P::kPiece - 1) / P::kPiece);
   const ForwardArguments<In> args{
@@ -30,7 +39,7 @@ cudaError_t launch(const Problem& p, const Results& results, cudaStream_t stream
   const int64_t blocks = p.sequences * args.channel_blocks;
   if (blocks == 0) return cudaSuccess;
   const size_t bytes = P::kWarps * (sizeof(typename P::Shared) + (kFast || pieces == 1 ? 0 : pieces * kParkedBytes<P>));
-  const auto kernel = scan_forward<In, P, kFast>;
+  const auto kernel = kernel_of<In, P, kFast>();
   const cudaError_t status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
   if (status != cudaSuccess) return status;
@@ -39,7 +48,7 @@ cudaError_t launch(const Problem& p, const Results& results, cudaStream_t stream
 }
 
 using Fast = Plan<2, 4, 4, 4>;
-using General = Plan<2, 4, 2, 4>;
+using General = Plan<4, 4, 2, 4>;
 
 template <class In>
 cudaError_t forward_of(const Problem& p, const Results& results, cudaStream_t stream) {
