@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +12,23 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mamba_lab.batching.batch import IGNORE
+from mamba_lab.ops import _triton_ops
 from mamba_lab.ops._schemas import operator
 
-# Logits in one chunk. On a CPU a chunk and its gradient stay in the last cache; a GPU wants larger products.
+# Logits in one chunk. On a CPU a chunk and its gradient stay in the last cache; a GPU wants larger products, and fewer
+# sums of the weight's gradient.
 _CHUNK_LOGITS = {"cpu": 2**20}
-_CHUNK_LOGITS_ELSEWHERE = 2**25
+_CHUNK_LOGITS_ELSEWHERE = 2**26
 
 
 def chunked_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None, *, chunk: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    *,
+    vocab_size: int | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of ``hidden @ weight.T`` against ``targets``, summed, never holding more than a chunk of logits.
 
@@ -28,9 +37,11 @@ def chunked_cross_entropy(
 
     Args:
         hidden: [T, d].
-        weight: [V, d]. Under autocast both are cast as ``F.linear`` would; softmax and sums are float32 (or float64).
+        weight: [V or more, d]. Under autocast both are cast as ``F.linear`` would; softmax and sums are float32 (or
+            float64).
         targets: int64 [T]; -100 counts nothing.
         weights: float32 [T], how much each token counts; None: 1 each. They get no gradient.
+        vocab_size: V; rows of the weight from there on have no part in the loss, and a gradient of 0. None: all count.
         chunk: tokens at a time; None picks by V and the device.
 
     Returns:
@@ -46,7 +57,8 @@ def chunked_cross_entropy(
     narrow = weight.dtype
     if torch.is_autocast_enabled(hidden.device.type) and narrow != torch.float64:
         narrow = torch.get_autocast_dtype(hidden.device.type)
-    arguments = (hidden, weight, torch.where(counted, targets, 0), share, chunk, narrow, *wants)
+    vocab_size = weight.shape[0] if vocab_size is None else vocab_size
+    arguments = (hidden, weight, torch.where(counted, targets, 0), share, chunk, narrow, vocab_size, *wants)
     loss: Tensor
     if torch.compiler.is_compiling():  # which would unroll the loop, and do so again for another number of tokens
         loss, *_ = operator(_NAME)(*arguments)
@@ -96,6 +108,7 @@ def _sums(
     share: Tensor,
     chunk: int,
     narrow: torch.dtype,
+    vocab_size: int,
     want_hidden: bool,
     want_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -109,21 +122,49 @@ def _sums(
             piece = slice(start, start + chunk)
             t, s = targets[piece, None], share[piece]
             h = _heard(hidden[piece], s).to(narrow)
-            logs = torch.log_softmax(F.linear(h, W), 1, dtype=share.dtype)
-            loss -= (logs.gather(1, t)[:, 0] * s).sum()
-            if not want_hidden and not want_weight:
-                continue
-            # Softmax minus one-hot, by the token's share, in the buffer of the logits.
-            dlogits = logs.exp_().mul_(s[:, None]).scatter_add_(1, t, -s[:, None]).to(narrow)
+            logits = F.linear(h, W)
+            part, dlogits = _of_chunk(logits, t, s, vocab_size, want_hidden or want_weight)
+            loss += part
             if want_hidden:
                 dhidden[piece] = dlogits @ W
-            if not want_weight:
-                continue
-            if narrow == dweight.dtype:
-                dweight.addmm_(dlogits.T, h)
-            else:
-                dweight += dlogits.T @ h
+            if want_weight:
+                _add_product(dweight, dlogits.T, h)
     return loss, dhidden, dweight
+
+
+def _of_chunk(logits: Tensor, targets: Tensor, share: Tensor, vocab_size: int, gradient: bool) -> tuple[Tensor, Tensor]:
+    """The loss of a chunk, and the gradient of its logits in their dtype: in their place, or not at all."""
+    # On a GPU too, this is where a target that no row of the weight has is refused.
+    scores = logits[:, :vocab_size].gather(1, targets)[:, 0]
+    if _has_kernel(logits, share):
+        kernel = importlib.import_module("mamba_lab.ops.triton.cross_entropy").cross_entropy_
+        return kernel(logits, targets[:, 0], share, vocab_size, gradient).sum(), logits
+    if vocab_size < logits.shape[1]:
+        logits[:, vocab_size:] = -torch.inf
+    wide = logits.to(share.dtype)
+    log_sum = torch.logsumexp(wide, 1)
+    loss = ((log_sum - scores) * share).sum()
+    if not gradient:
+        return loss, logits
+    # Softmax minus one-hot, by the token's share, in the buffer of the logits.
+    wide = wide.sub_(log_sum[:, None]).exp_().mul_(share[:, None]).scatter_add_(1, targets, -share[:, None])
+    return loss, wide.to(logits.dtype)
+
+
+def _has_kernel(logits: Tensor, share: Tensor) -> bool:
+    if share.dtype != torch.float32 or not (logits.is_cuda or _triton_ops.INTERPRETED):
+        return False
+    return _triton_ops.missing("the loss's kernel") is None
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a @ b, which may be narrower."""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    elif a.is_cuda:  # added up in float32, without a narrow product in between
+        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
+    else:
+        total += a @ b
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -140,11 +181,10 @@ def _scale(ctx: Any, dloss: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     dhidden, dweight = ctx.saved_tensors
     want_hidden, want_weight = ctx.wants
     # Scaled in a copy: with retain_graph there is a second backward.
-    return (
-        dhidden * dloss.to(dhidden.dtype) if want_hidden else None,
-        (dweight * dloss).to(ctx.weight_dtype) if want_weight else None,
-        *(None,) * 6,
-    )
+    scaled = None
+    if want_weight:
+        scaled = torch.mul(dweight, dloss, out=torch.empty_like(dweight, dtype=ctx.weight_dtype))
+    return dhidden * dloss.to(dhidden.dtype) if want_hidden else None, scaled, *(None,) * 7
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -170,8 +210,8 @@ def _fake(hidden: Tensor, weight: Tensor, targets: Tensor, share: Tensor, *rest:
 _NAME = "mamba_lab::chunked_cross_entropy"
 torch.library.define(
     _NAME,
-    "(Tensor hidden, Tensor weight, Tensor targets, Tensor share, int chunk, ScalarType narrow, bool want_hidden, "
-    "bool want_weight) -> (Tensor loss, Tensor dhidden, Tensor dweight)",
+    "(Tensor hidden, Tensor weight, Tensor targets, Tensor share, int chunk, ScalarType narrow, int vocab_size, "
+    "bool want_hidden, bool want_weight) -> (Tensor loss, Tensor dhidden, Tensor dweight)",
 )
 torch.library.impl(_NAME, ("cpu", "cuda"), _sums)
 torch.library.register_fake(_NAME, _fake)

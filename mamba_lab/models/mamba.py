@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from os import PathLike
-from typing import Any, Literal, overload
+from typing import Any, Literal, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from .initialise import initialise
 from .mixer import MambaMixer, MixerState
 from .norm import LayerNorm, RMSNorm
 from .plain import same_values, why_not_plain
+from .residual import add_norm, fusable
 
 
 def _norm(config: MambaConfig) -> nn.Module:
@@ -93,6 +94,8 @@ class MambaBackbone(nn.Module):
             return_states: give back what each block remembers after the tokens too.
         """
         x, after = self._embed(input_ids), []
+        if not return_states and self._fused(x):
+            return self._forward_fused(x, boundaries)
         for number, layer in enumerate(self.layers):
             if return_states:
                 x, state = layer(x, boundaries, None if states is None else states[number], return_state=True)
@@ -102,6 +105,23 @@ class MambaBackbone(nn.Module):
             else:
                 x = layer(x, boundaries)
         return (self.norm_f(x), after) if return_states else self.norm_f(x)
+
+    def _fused(self, x: Tensor) -> bool:
+        if self.gradient_checkpointing or any(why_not_plain(layer, MambaBlock) for layer in self.layers):
+            return False
+        blocks = cast("Iterable[MambaBlock]", self.layers)
+        # The reference backend has derivatives of every kind and order, which the kernel has not.
+        if any(block.mixer.backend == "reference" for block in blocks):
+            return False
+        return fusable(x, [*(block.norm for block in blocks), self.norm_f])
+
+    def _forward_fused(self, x: Tensor, boundaries: Boundaries) -> Tensor:
+        """The same as the blocks one after the other: a block's output is added where the next norm is taken."""
+        branch: Tensor | None = None
+        for block in cast("Iterable[MambaBlock]", self.layers):
+            normed, x = add_norm(x, branch, block.norm)
+            branch = block.mixer(normed, boundaries)
+        return add_norm(x, branch, self.norm_f)[0]
 
     def _embed(self, input_ids: Tensor) -> Tensor:
         x: Tensor = self.embedding(input_ids)
@@ -175,7 +195,8 @@ class MambaLM(nn.Module):
         flat, share = targets.flatten(), None if weights is None else weights.flatten()
         if why_not_plain(self.lm_head, nn.Linear) is not None:
             return cross_entropy_of_module(hidden, self.lm_head, self.config.vocab_size, flat, share)
-        return chunked_cross_entropy(hidden, self.lm_head.weight[: self.config.vocab_size], flat, share)
+        # The padding rows too: products and rows of an odd number of logits are slow.
+        return chunked_cross_entropy(hidden, self.lm_head.weight, flat, share, vocab_size=self.config.vocab_size)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [T, V] of the backbone's output [T, d_model]. The embedding's padding rows have none."""

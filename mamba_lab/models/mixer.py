@@ -107,26 +107,26 @@ class MambaMixer(nn.Module):
             return_state: give back each sequence's state after its last token too.
         """
         xz = self.in_proj(hidden)
-        wide = wide_dtype(xz)
-        A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
         if state is None and not return_state:
             backends = self._fused_backends(xz)
             if backends is not None:
                 conv, x_proj, dt_proj, out = self.conv1d, self.x_proj, self.dt_proj, self.out_proj
                 return mamba_inner(
                     xz,
-                    conv.weight[:, 0],
+                    conv.weight,
                     conv.bias,
                     x_proj.weight,
                     dt_proj.weight,
-                    dt_proj.bias.to(wide),
-                    A,
-                    D,
+                    dt_proj.bias,
+                    self.A_log,
+                    self.D,
                     out.weight,
                     out.bias,
                     boundaries=boundaries,
                     backends=backends,
                 )
+        wide = wide_dtype(xz)
+        A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
         x, z = xz.chunk(2, 1)
         u, *conv_state = self.conv1d(x, boundaries, None if state is None else state.conv, return_state)
         step, B, C = self.x_proj(u).to(u.dtype).split([self.rank, self.states, self.states], 1)
