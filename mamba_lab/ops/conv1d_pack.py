@@ -85,7 +85,8 @@ def conv1d_pack(
         initial_state: [S, D, W - 1], the inputs before each sequence, oldest first; float32, or float64 when x is.
             None: zeros.
         return_final_state: give back the state after each sequence too. An empty sequence hands its own on.
-        backend: "auto" takes the fastest that this machine can run, and logs once which.
+        backend: "auto" takes the fastest that can run this call on this machine, and logs once which. "cuda" has no
+            float64 and windows of up to 8 taps.
 
     Returns:
         y [T, D] in x's dtype; with ``return_final_state`` also final_state [S, D, W - 1]. All floating-point arguments

@@ -107,7 +107,8 @@ def ssm_pack(
             GPU. None: all tokens are one sequence.
         initial_state: [S, D, N], A's dtype: the state before each sequence. None: zeros.
         return_final_state: give back the state after each sequence too. An empty sequence hands its own on.
-        backend: "auto" takes the fastest that this machine can run, and logs once which.
+        backend: "auto" takes the fastest that can run this call on this machine, and logs once which. "cuda" has no
+            float64 and up to 256 states.
 
     Returns:
         y [T, D] in u's dtype; with ``return_final_state`` also final_state [S, D, N]. All floating-point arguments get
