@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from mamba_lab.document import Document
-from mamba_lab.models import MambaLM
+from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.tokenizer import END, PAD, ROLES, role_token
+from mamba_lab.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
 from mamba_lab.training.config import TrainConfig
 from mamba_lab.training.loop import TrainResult, train
 from mamba_lab.training.metrics import StepMetrics
 from mamba_lab.training.metrics_file import read_metrics
+from mamba_lab.training.optim import Schedule, make_optimizer
 
 # What differs from one run to the next without a difference in the run.
 CLOCK = {"seconds", "waiting_seconds", "tgs", "memory_gib", "seconds_left"}
@@ -83,10 +87,6 @@ def stopper(stop_at: int | None) -> Callable[[StepMetrics], None]:
     return on_step
 
 
-def weights(model: MambaLM) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
 def same_weights(one: MambaLM, two: MambaLM) -> bool:
     """To the bit."""
     first, second = one.state_dict(), two.state_dict()
@@ -102,3 +102,54 @@ def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     return [
         without_clock(line) for line in read_metrics(folder, None) if line["kind"] in (kinds or ("step", "validation"))
     ]
+
+
+SIZES: dict[str, Any] = {"d_model": 8, "n_layer": 2, "vocab_size": 21, "d_state": 4}
+
+
+class Run:
+    """A model that has learnt a little, with what belongs to it."""
+
+    def __init__(self, *, steps: int = 2, seed: int = 1, config: TrainConfig | None = None, **sizes: Any) -> None:
+        torch.manual_seed(seed)
+        self.config = config or TrainConfig(training={"weight_decay": 0.1})
+        self.model = MambaLM(MambaConfig(**(SIZES | sizes)))
+        self.optimizer = make_optimizer(self.model, self.config.training)
+        self.schedule = Schedule(self.optimizer, self.config.training, 100)
+        for number in range(steps):
+            self.step(number)
+
+    def step(self, number: int) -> None:
+        self.schedule.set(number)
+        ids = torch.randint(0, 21, (2, 9))
+        loss, weight = self.model(ids, targets=ids.roll(-1, 1))
+        (loss / weight).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def save(self, folder: Path, step: int = 2, keep: int | None = 3, **state: Any) -> Path:
+        return save_checkpoint(
+            folder,
+            model=self.model,
+            optimizer=self.optimizer,
+            scheduler=self.schedule,
+            state=TrainState(step=step, **state),
+            config=self.config,
+            keep=keep,
+        )
+
+    def load(self, path: Path, **more: Any) -> TrainState:
+        return load_checkpoint(
+            path, model=self.model, optimizer=self.optimizer, scheduler=self.schedule, config=self.config, **more
+        )
+
+    def everything(self) -> dict[str, Any]:
+        """All that a checkpoint sets, as something that == compares to the bit."""
+        found: dict[str, Any] = {name: value.numpy().tobytes() for name, value in self.model.state_dict().items()}
+        packed = self.optimizer.state_dict()
+        for number, entry in packed["state"].items():
+            found |= {f"{number}/{key}": value.numpy().tobytes() for key, value in entry.items()}
+        found["groups"] = [sorted(group.items(), key=str) for group in packed["param_groups"]]
+        found["random"] = random.getstate(), torch.get_rng_state().numpy().tobytes()
+        found["numpy"] = repr(np.random.get_state())  # noqa: NPY002
+        return found

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from run_help import Run
 
-from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.models.checkpoint import from_pretrained
 from mamba_lab.training import checkpoint as module
 from mamba_lab.training import checkpoint_folders, manifest
@@ -27,11 +27,9 @@ from mamba_lab.training.checkpoint import (
     TrainState,
     find_checkpoint,
     latest_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
 )
 from mamba_lab.training.config import TrainConfig
-from mamba_lab.training.optim import Schedule, make_optimizer
+from mamba_lab.training.optim import make_optimizer
 
 FILES = (
     "config.json",
@@ -41,55 +39,6 @@ FILES = (
     "train_config.json",
     "manifest.json",
 )
-SIZES: dict[str, Any] = {"d_model": 8, "n_layer": 2, "vocab_size": 21, "d_state": 4}
-
-
-class Run:
-    """A model that has learnt a little, with what belongs to it."""
-
-    def __init__(self, *, steps: int = 2, seed: int = 1, config: TrainConfig | None = None, **sizes: Any) -> None:
-        torch.manual_seed(seed)
-        self.config = config or TrainConfig(training={"weight_decay": 0.1})
-        self.model = MambaLM(MambaConfig(**(SIZES | sizes)))
-        self.optimizer = make_optimizer(self.model, self.config.training)
-        self.schedule = Schedule(self.optimizer, self.config.training, 100)
-        for number in range(steps):
-            self.step(number)
-
-    def step(self, number: int) -> None:
-        self.schedule.set(number)
-        ids = torch.randint(0, 21, (2, 9))
-        loss, weight = self.model(ids, targets=ids.roll(-1, 1))
-        (loss / weight).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-    def save(self, folder: Path, step: int = 2, keep: int | None = 3, **state: Any) -> Path:
-        return save_checkpoint(
-            folder,
-            model=self.model,
-            optimizer=self.optimizer,
-            scheduler=self.schedule,
-            state=TrainState(step=step, **state),
-            config=self.config,
-            keep=keep,
-        )
-
-    def load(self, path: Path, **more: Any) -> TrainState:
-        return load_checkpoint(
-            path, model=self.model, optimizer=self.optimizer, scheduler=self.schedule, config=self.config, **more
-        )
-
-    def everything(self) -> dict[str, Any]:
-        """All that a checkpoint sets, as something that == compares to the bit."""
-        found: dict[str, Any] = {name: value.numpy().tobytes() for name, value in self.model.state_dict().items()}
-        packed = self.optimizer.state_dict()
-        for number, entry in packed["state"].items():
-            found |= {f"{number}/{key}": value.numpy().tobytes() for key, value in entry.items()}
-        found["groups"] = [sorted(group.items(), key=str) for group in packed["param_groups"]]
-        found["random"] = random.getstate(), torch.get_rng_state().numpy().tobytes()
-        found["numpy"] = repr(np.random.get_state())  # noqa: NPY002
-        return found
 
 
 def names_in(folder: Path) -> list[str]:
