@@ -20,7 +20,8 @@ class Watch:
 
     Args:
         low_ratio: a valid ratio under it is low.
-        patience: low steps in a row before it says so, once until the ratio has recovered.
+        patience: steps that the ratio is taken over, all their tokens over all their positions. It is said once, and
+            again only after the ratio has recovered.
         jump: a gradient norm above this many medians is a jump.
         window: steps that the median is taken over.
         settled: steps before which there is no median yet: the first gradients of a new model are large.
@@ -31,8 +32,8 @@ class Watch:
     ) -> None:
         self.low_ratio, self.patience, self.jump, self.settled = low_ratio, patience, jump, settled
         self._norms: deque[float] = deque(maxlen=window)
-        self._low = 0
-        self._said_empty = False
+        self._filled: deque[tuple[int, int]] = deque(maxlen=patience)  # tokens and positions of a step
+        self._said_low = self._said_empty = False
 
     def look(self, step: StepMetrics, batches: Sequence[Batch], micro_losses: Sequence[float] = ()) -> list[str]:
         """What is wrong with this step, each with the batch's name and the likely cause.
@@ -47,13 +48,20 @@ class Watch:
 
     def state_dict(self) -> dict[str, Any]:
         """What later warnings depend on, fit for JSON."""
-        return {"norms": list(self._norms), "low": self._low, "said_empty": self._said_empty}
+        return {
+            "norms": list(self._norms),
+            "filled": [list(pair) for pair in self._filled],
+            "said_low": self._said_low,
+            "said_empty": self._said_empty,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as after ``state``."""
         self._norms.clear()
         self._norms.extend(state["norms"])
-        self._low, self._said_empty = int(state["low"]), bool(state["said_empty"])
+        self._filled.clear()
+        self._filled.extend((tokens, positions) for tokens, positions in state["filled"])
+        self._said_low, self._said_empty = bool(state["said_low"]), bool(state["said_empty"])
 
     def _not_finite(self, step: StepMetrics, batches: Sequence[Batch], micro_losses: Sequence[float]) -> str | None:
         if math.isfinite(step.loss) and math.isfinite(step.grad_norm):
@@ -82,12 +90,18 @@ class Watch:
         )
 
     def _padding(self, step: StepMetrics, batches: Sequence[Batch]) -> str | None:
-        self._low = self._low + 1 if step.valid_ratio < self.low_ratio else 0
-        if self._low != self.patience:
+        self._filled.append((step.tokens, step.positions))
+        tokens, positions = (sum(values) for values in zip(*self._filled, strict=True))
+        # Over all of them together: one full batch among many half empty ones changes little.
+        low = tokens < self.low_ratio * positions
+        if len(self._filled) < self.patience or low == self._said_low:
+            return None
+        self._said_low = low
+        if not low:
             return None
         return (
-            f"valid ratio under {self.low_ratio:.0%} for {self.patience} steps, {step.valid_ratio:.0%} in "
-            f"{name_of(step, batches)}: the rest of the work is padding. Likely: one long sequence among short "
+            f"valid ratio {tokens / positions:.0%} over the last {self.patience} steps, under {self.low_ratio:.0%}, up "
+            f"to {name_of(step, batches)}: the rest of the work is padding. Likely: one long sequence among short "
             f"ones, or batches drawn first and bucketed after. Use buckets with a token budget, or pack: "
             f"packing.scheme."
         )

@@ -34,6 +34,10 @@ def a_step(number: int = 1, **changes: Any) -> StepMetrics:
     return replace(step, **changes)
 
 
+def filled(number: int, tokens: int) -> StepMetrics:
+    return a_step(number, tokens=tokens, positions=100, valid_ratio=tokens / 100)
+
+
 def test_metrics_count_what_the_batches_hold() -> None:
     counts = BatchCounts.of([BATCH, pack(some_sequences([9]), 12)])
     assert counts == BatchCounts(tokens=25, targets=20, sequences=5, positions=28, longest=9)
@@ -54,14 +58,27 @@ def test_a_healthy_run_is_silent() -> None:
 
 
 def test_low_valid_ratio_is_said_after_50_steps_once_until_it_recovers() -> None:
+    def said(tokens: list[int]) -> list[int]:
+        return [n for n, each in enumerate(tokens, 1) if watch.look(filled(n, each), [BATCH])]
+
     watch = Watch()
-    said = [watch.look(a_step(n, valid_ratio=0.79), [BATCH]) for n in range(1, 150)]
-    assert [n for n, messages in enumerate(said, 1) if messages] == [50]
-    assert "under 80% for 50 steps, 79% in step 50 (epoch 0, sequences 0, 1, 2, 3, longest 7)" in said[49][0]
-    assert "one long sequence among short ones" in said[49][0]
-    assert not watch.look(a_step(150, valid_ratio=0.8), [BATCH])
-    said = [watch.look(a_step(n, valid_ratio=0.5), [BATCH]) for n in range(1, 60)]
-    assert [n for n, messages in enumerate(said, 1) if messages] == [50]
+    assert said([79] * 120) == [50]
+    assert said([100] * 2) == []
+    assert said([79] * 120) == []  # 50 steps with two full ones among them were still low
+    assert said([100] * 49) == []
+    assert said([50] * 60) == [21]  # 30 full steps and 20 half empty ones are at 80%
+    (message,) = (Watch(patience=1)).look(filled(7, 79), [BATCH])
+    assert message.startswith(
+        "valid ratio 79% over the last 1 steps, under 80%, up to step 7 (epoch 0, sequences 0, 1,"
+    )
+    assert "one long sequence among short ones" in message
+    assert not Watch(patience=1).look(filled(7, 80), [BATCH])
+
+
+def test_a_full_batch_now_and_then_hides_no_padding() -> None:
+    watch = Watch()
+    said = [bool(watch.look(filled(n, 100 if n % 9 == 0 else 47), [BATCH])) for n in range(1, 120)]
+    assert [n for n, each in enumerate(said, 1) if each] == [50]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -99,8 +116,7 @@ def test_a_step_without_a_target_is_said_once() -> None:
 def test_a_restored_watch_says_what_the_old_one_would() -> None:
     old = Watch()
     steps = [
-        a_step(n, grad_norm=1.0 + 0.1 * (n % 7) + 30 * (n == 80), valid_ratio=0.5 + 0.4 * (n < 20))
-        for n in range(1, 100)
+        replace(filled(n, 90 if n < 55 else 50), grad_norm=1.0 + 0.1 * (n % 7) + 30 * (n == 80)) for n in range(1, 100)
     ]
     for step in steps[:60]:
         old.look(step, [BATCH])
