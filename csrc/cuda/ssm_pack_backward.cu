@@ -1,0 +1,147 @@
+// The backward pass of the packed selective scan on the GPU: its launch, and the sums of what blocks leave.
+
+#include "ssm_pack_backward.h"
+#include "ssm_pack_backward_generic.h"
+
+#include <algorithm>
+
+namespace mamba_lab::ssm {
+namespace {
+
+// Blocks take sequences group, group + groups, ... of the order, so that the partial sums of dA stay small.
+constexpr int64_t kMostGroups = 128;
+
+struct Parts {
+  int64_t channel_blocks, groups;
+  int64_t states, dA, dskip, dbias, floats;  // where each part starts, and the end
+
+  Parts(const Problem& p, int block_channels)
+      : channel_blocks((p.D + block_channels - 1) / block_channels), groups(std::min(p.sequences, kMostGroups)) {
+    states = 0;
+    dA = states + 2 * channel_blocks * p.T * p.N;
+    dskip = dA + groups * p.D * p.N;
+    dbias = dskip + (p.skip != nullptr ? groups * p.D : 0);
+    floats = dbias + (p.delta_bias != nullptr ? groups * p.D : 0);
+  }
+};
+
+struct Sums {
+  const float *states, *dA_parts, *dskip_parts, *dbias_parts;
+  void *dB, *dC;
+  float *dA, *dskip, *dbias;
+  int64_t of_states, of_dA, of_channels;  // numbers in dB, in dA, in dskip
+  int channel_blocks, groups;
+};
+
+template <int kCount>
+__device__ __forceinline__ Packed<float, kCount> sum_of(const float* from, int64_t stride, int parts) {
+  Packed<float, kCount> sum = {};
+#pragma unroll 8
+  for (int i = 0; i < parts; ++i, from += stride) {
+    const Packed<float, kCount> x = load_packed<float, kCount>(from);
+    for (int k = 0; k < kCount; ++k) sum.value[k] = __fadd_rn(sum.value[k], x.value[k]);
+  }
+  return sum;
+}
+
+// A thread adds up kCount numbers of dB, dC or dA, or one of dskip and of dbias: always from the first part to the last.
+template <class In, int kCount>
+__global__ void __launch_bounds__(256) sum_parts(const __grid_constant__ Sums a) {
+  int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * kCount;
+  if (i < 2 * a.of_states) {
+    const bool second = i >= a.of_states;
+    if (second) i -= a.of_states;
+    const float* from = a.states + (second ? a.channel_blocks * a.of_states : 0) + i;
+    const Packed<float, kCount> sum = sum_of<kCount>(from, a.of_states, a.channel_blocks);
+    Packed<In, kCount> rounded;
+    for (int k = 0; k < kCount; ++k) rounded.value[k] = narrow<In>(sum.value[k]);
+    store_packed<In, kCount>(static_cast<In*>(second ? a.dC : a.dB) + i, rounded);
+    return;
+  }
+  i -= 2 * a.of_states;
+  if (i < a.of_dA) {
+    store_packed<float, kCount>(a.dA + i, sum_of<kCount>(a.dA_parts + i, a.of_dA, a.groups));
+    return;
+  }
+  i = (i - a.of_dA) / kCount;
+  if (i >= a.of_channels) return;
+  if (a.dskip != nullptr) a.dskip[i] = sum_of<1>(a.dskip_parts + i, a.of_channels, a.groups).value[0];
+  if (a.dbias != nullptr) a.dbias[i] = sum_of<1>(a.dbias_parts + i, a.of_channels, a.groups).value[0];
+}
+
+template <class Shared>
+cudaError_t launch(void (*kernel)(BackwardArguments), int threads, const BackwardArguments& args, cudaStream_t stream) {
+  constexpr int bytes = sizeof(Shared);
+  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return e;
+  const int64_t blocks = int64_t(args.channel_blocks) * args.groups;
+  if (blocks > 0) kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(args);
+  return cudaGetLastError();
+}
+
+template <class In>
+InputRows input(const Rows& rows) {
+  return {rows.data, static_cast<uint32_t>(rows.stride * sizeof(In))};
+}
+
+bool in_pairs(const void* data, uint32_t bytes, uint32_t size) {
+  return bytes % (2 * size) == 0 && reinterpret_cast<uintptr_t>(data) % (2 * size) == 0;
+}
+
+template <class In>
+cudaError_t launch_sums(const Sums& sums, bool by_four, cudaStream_t stream) {
+  const int64_t threads = (2 * sums.of_states + sums.of_dA) / (by_four ? 4 : 1) + sums.of_channels;
+  if (threads == 0) return cudaSuccess;
+  const unsigned blocks = static_cast<unsigned>((threads + 255) / 256);
+  if (by_four) {
+    sum_parts<In, 4><<<blocks, 256, 0, stream>>>(sums);
+  } else {
+    sum_parts<In, 1><<<blocks, 256, 0, stream>>>(sums);
+  }
+  return cudaGetLastError();
+}
+
+template <class In, class P>
+cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t stream) {
+  const bool fast = p.N == kN;
+  const Parts parts(p, fast ? P::kBlockChannels : kGenericThreads);
+  float* const work = static_cast<float*>(out.workspace);
+  const uint32_t size = sizeof(In), row = static_cast<uint32_t>(p.D) * size;
+  const uint32_t dz_row = out.dz_stride == 0 ? row : static_cast<uint32_t>(out.dz_stride) * size;
+  const BackwardArguments args{
+      input<In>(p.u), input<In>(p.delta), input<In>(p.B), input<In>(p.C), input<In>(p.z), input<In>(out.dy),
+      {out.du, row}, {out.ddelta, row}, {out.dz, dz_row}, {out.y, row},
+      p.A, p.skip, p.delta_bias, out.dfinal_state, out.checkpoints, out.dinitial_state,
+      work + parts.states, work + parts.dA, p.skip != nullptr ? work + parts.dskip : nullptr,
+      p.delta_bias != nullptr ? work + parts.dbias : nullptr, p.cu_seqlens, p.order, p.T,
+      static_cast<int>(p.D), static_cast<int>(p.N), static_cast<int>(p.sequences),
+      static_cast<int>(parts.channel_blocks), static_cast<int>(parts.groups), p.softplus};
+
+  bool paired = p.D % 2 == 0;
+  for (const InputRows& x : {args.u, args.delta, args.z, args.dy}) paired = paired && in_pairs(x.data, x.bytes, size);
+  for (const OutputRows& x : {args.du, args.ddelta, args.dz, args.y}) paired = paired && in_pairs(x.data, x.bytes, size);
+  const cudaError_t error =
+      !fast    ? launch<GenericShared>(generic_backward<In>, kGenericThreads, args, stream)
+      : paired ? launch<typename P::Shared>(scan_backward<In, P, true>, P::kThreads, args, stream)
+               : launch<typename P::Shared>(scan_backward<In, P, false>, P::kThreads, args, stream);
+  if (error != cudaSuccess) return error;
+  const Sums sums{args.states_parts, args.dA_parts, args.dskip_parts, args.dbias_parts, out.dB, out.dC, out.dA, out.dD,
+                  out.ddelta_bias, p.T * p.N, p.D * p.N, p.D, args.channel_blocks, args.groups};
+  return launch_sums<In>(sums, p.N % 4 == 0, stream);
+}
+
+// Three blocks with 168 registers a thread, or two with 255.
+template <class In>
+using PlanOf = BackwardPlan<4, std::is_same_v<In, float> ? 2 : 3>;
+
+}  // namespace
+
+int64_t backward_workspace(const Problem& problem) {
+  return Parts(problem, problem.N == kN ? PlanOf<float>::kBlockChannels : kGenericThreads).floats * static_cast<int64_t>(sizeof(float));
+}
+
+cudaError_t backward(const Problem& problem, const Gradients& gradients, cudaStream_t stream) {
+  return problem.bf16 ? backward_of<BFloat16, PlanOf<BFloat16>>(problem, gradients, stream)
+                      : backward_of<float, PlanOf<float>>(problem, gradients, stream);
+}
+
+}  // namespace mamba_lab::ssm
