@@ -121,7 +121,7 @@ class Run:
 
     def step(self, number: int) -> None:
         self.schedule.set(number)
-        ids = torch.randint(0, 21, (2, 9))
+        ids = torch.randint(0, 21, (2, 9)).to(next(self.model.parameters()).device)
         loss, weight = self.model(ids, targets=ids.roll(-1, 1))
         (loss / weight).backward()
         self.optimizer.step()
@@ -145,10 +145,10 @@ class Run:
 
     def everything(self) -> dict[str, Any]:
         """All that a checkpoint sets, as something that == compares to the bit."""
-        found: dict[str, Any] = {name: value.numpy().tobytes() for name, value in self.model.state_dict().items()}
+        found: dict[str, Any] = {name: value.cpu().numpy().tobytes() for name, value in self.model.state_dict().items()}
         packed = self.optimizer.state_dict()
         for number, entry in packed["state"].items():
-            found |= {f"{number}/{key}": value.numpy().tobytes() for key, value in entry.items()}
+            found |= {f"{number}/{key}": value.cpu().numpy().tobytes() for key, value in entry.items()}
         found["groups"] = [sorted(group.items(), key=str) for group in packed["param_groups"]]
         found["random"] = random.getstate(), torch.get_rng_state().numpy().tobytes()
         found["numpy"] = repr(np.random.get_state())  # noqa: NPY002
