@@ -363,3 +363,21 @@ def test_settings_are_written_whole_or_not_at_all(
         write_settings(settings(training={"seed": 3}), path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".config")] == []
+
+
+def test_the_last_step_of_an_epoch_has_what_remains(settings: Callable[..., TrainConfig]) -> None:
+    chosen = settings(training={"max_steps": None, "gradient_accumulation_steps": 4, "num_train_epochs": 2})
+    data = TrainingData(chosen, documents=documents())
+    assert data.micro_batches(0) % 4
+    result = run(chosen)
+    assert result.steps == planned_steps(chosen, data) == 2 * -(-data.micro_batches(0) // 4)
+    assert result.history[-1].seconds_left == 0
+    assert sum(step.targets for step in result.history) == 2 * data.counts.training_targets
+
+
+def test_the_loop_clips(settings: Callable[..., TrainConfig]) -> None:
+    """A step whose gradient is clipped to next to nothing is as small as Adam's epsilon makes it."""
+    free = run(settings(training={"max_steps": 1, "adam_epsilon": 1e-3, "max_grad_norm": 0.0}))
+    clipped = run(settings(training={"max_steps": 1, "adam_epsilon": 1e-3, "max_grad_norm": 1e-6}))
+    assert clipped.history[0].grad_norm == free.history[0].grad_norm > 0.1
+    assert not same_weights(free.model, clipped.model)
