@@ -27,6 +27,7 @@ examples:
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
   mamba-lab bench packing             measure the packers, write data/results/packing.json
   mamba-lab bench model               measure a model's training step, write data/results/model.json
+  mamba-lab bench schemes             train by every scheme, write data/results/schemes.json
   mamba-lab bench operators           measure scan and convolution, write data/results/operators.json
   mamba-lab bench gpu-tests           run the tests that need a GPU, write data/results/gpu-tests.json
 """
@@ -126,7 +127,8 @@ def _parser() -> argparse.ArgumentParser:
         help="measure, and write a record with the machine, the versions and every sample",
         description="Writes data/results/NAME.json. Close other programs first: a busy machine is measured too.",
     )
-    bench.add_argument("name", choices=("batching", "packing", "model", "operators", "gpu-tests"), help="what")
+    names = ("batching", "packing", "model", "schemes", "operators", "gpu-tests")
+    bench.add_argument("name", choices=names, help="what")
     bench.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed repeats of each part (5)")
     bench.add_argument("--output", type=Path, metavar="DIR", help="folder of the record (data/results)")
     bench.add_argument(
@@ -136,7 +138,8 @@ def _parser() -> argparse.ArgumentParser:
         "--device",
         choices=("cpu", "cuda"),
         default="cpu",
-        help="operators, model: where (cpu); cuda writes operators-cuda.json, model-cuda.json",
+        help="operators, model, schemes: where (cpu); cuda writes operators-cuda.json, model-cuda.json, "
+        "schemes-cuda.json",
     )
     bench.add_argument(
         "--peers",
@@ -172,10 +175,11 @@ def _bench(args: argparse.Namespace) -> int:
         from mamba_lab.bench.record import told_commit
 
         told_commit(args.commit)
-    on_gpu = args.device == "cuda" and args.name in ("operators", "model")
+    on_gpu = args.device == "cuda" and args.name in ("operators", "model", "schemes")
     if args.name != "operators" and not on_gpu and (args.device != "cpu" or args.peers is not None):
         raise ValueError(
-            f"--device and --peers belong to bench operators and to bench model --device cuda, and name is {args.name}"
+            f"--device and --peers belong to bench operators and to bench model --device cuda (--device to bench "
+            f"schemes too), and name is {args.name}"
         )
     if args.name == "packing":
         from mamba_lab.bench import packing
@@ -195,6 +199,12 @@ def _bench(args: argparse.Namespace) -> int:
         from mamba_lab.bench import model
 
         return model.run(repeats=args.repeats, output=args.output)
+    if args.name == "schemes":
+        from mamba_lab.bench import schemes
+
+        if args.peers is not None:
+            raise ValueError("--peers belongs to bench operators and bench model, and name is schemes")
+        return schemes.run(output=args.output, device=args.device)
     if args.name == "gpu-tests":
         from mamba_lab.bench import gpu_tests
 

@@ -1,0 +1,208 @@
+"""`mamba-lab bench schemes`: the eight schemes on the same conversations: speed, padding, memory, loss.
+
+On the CPU a small model learns every document once under each scheme. On a GPU (`--device cuda`) a 130M model does so
+too, and steps of 8,192 and 65,536 positions are timed, of a 130M and of a 1.4B model.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mamba_lab.bench.operator_table import aligned
+from mamba_lab.bench.record import write_record
+from mamba_lab.bench.scheme_runs import SAME_ORDER, learn, speed
+from mamba_lab.corpus import Corpus, load_corpus
+from mamba_lab.models import MambaConfig, MambaLM
+from mamba_lab.training import TrainConfig
+from mamba_lab.training.config import SCHEMES
+
+CORPUS = "chat"
+SMALL = MambaConfig(d_model=128, n_layer=2, vocab_size=8192)
+M130 = MambaConfig(d_model=768, n_layer=24, vocab_size=50_277)  # state-spaces/mamba-130m
+B14 = MambaConfig(d_model=2048, n_layer=48, vocab_size=50_277)  # state-spaces/mamba-1.4b
+# Documents, tokens of a row, rows of a micro-batch, targets of a step, learning rate.
+CPU_RUN = {"documents": 400, "capacity": 512, "rows": 2, "targets": 2048, "learning_rate": 3e-3}
+GPU_RUN = {"documents": 340, "capacity": 2048, "rows": 2, "targets": 8192, "learning_rate": 1e-3}
+# Model, rows of 2,048 in a micro-batch, micro-batches of a step, steps.
+GPU_STEPS = (
+    ("130M", M130, 4, 1, 3),
+    ("130M", M130, 32, 1, 2),
+    ("1.4B", B14, 4, 1, 3),
+    ("1.4B", B14, 4, 8, 1),
+)
+# One-at-a-time against packs, by the same weights, relative. In bfloat16 the shape of a matrix product decides how it
+# rounds.
+TOLERANCE = {"cpu": 1e-5, "cuda": 2e-3}
+
+
+def run(output: Path | None = None, device: str = "cpu") -> int:
+    """Measure, print each part as it is done and a table of all, write ``schemes`` or ``schemes-cuda``. Returns 0.
+
+    Raises:
+        ValueError: device is "cuda", and PyTorch sees no GPU.
+        RuntimeError: packs have another loss than their sequences one at a time; nothing else would mean anything.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device is cuda, and PyTorch sees no GPU here; mamba-lab bench schemes measures the CPU")
+    payload = measure(device)
+    print(table(payload))
+    path = write_record("schemes" if device == "cpu" else f"schemes-{device}", payload, folder=output)
+    print(f"record: {path.parent.name}/{path.name}")
+    return 0
+
+
+def measure(device: str) -> dict[str, Any]:
+    """The record's payload."""
+    gpu = device == "cuda"
+    config, settings = (M130, GPU_RUN) if gpu else (SMALL, CPU_RUN)
+    payload: dict[str, Any] = {
+        "settings": {
+            "device": device,
+            "corpus": CORPUS,
+            "run": settings | {"config": asdict(config), "bf16": gpu},
+            "learned": "every training document once; steps of about so many targets, in whole micro-batches; the same "
+            "start; losses: of each step, in nats",
+            "seconds": "wall time of each optimiser step: forward, backward, clipping, update",
+            "peak_bytes": "the most that a micro-batch's forward and backward (learned) or a step (steps) holds beyond "
+            "weights and optimiser, gradients among it; learned: of the micro-batch with the most positions",
+            "losses_one_at_a_time, losses_concat": "of the packed run's steps, by its weights, run otherwise",
+        },
+        "learned": {},
+        "steps": [],
+    }
+    documents = _corpus()
+    model = make_model(config, device)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    for scheme in SCHEMES:
+        found = learn(
+            model,
+            start,
+            train_config(scheme, settings, device),
+            documents[: settings["documents"]],
+            targets=int(settings["targets"]),
+            bf16=gpu,
+            compare=scheme == "packed-greedy",
+        )
+        payload["learned"][scheme] = found
+        print(line(scheme, found), flush=True)
+    payload["differences"] = differences(payload["learned"], TOLERANCE[device])
+    if gpu:
+        del model, start
+        payload["steps"] = _gpu_steps(documents)
+    return payload
+
+
+def _gpu_steps(documents: Corpus) -> list[dict[str, Any]]:
+    parts, model, made = [], None, ""
+    for name, config, rows, micro_batches, steps in GPU_STEPS:
+        if made != name:
+            del model
+            gc.collect()
+            torch.cuda.empty_cache()
+            model, made = make_model(config, "cuda"), name
+        assert model is not None
+        positions = rows * int(GPU_RUN["capacity"]) * micro_batches
+        part: dict[str, Any] = {"model": name, "config": asdict(config), "rows": rows, "positions": positions}
+        part["schemes"] = {}
+        for scheme in SCHEMES:
+            settings = train_config(scheme, GPU_RUN | {"rows": rows}, "cuda")
+            found = speed(model, settings, documents, micro_batches=micro_batches, steps=steps, bf16=True)
+            part["schemes"][scheme] = found
+            print(f"{name}, {positions:,} positions: {line(scheme, found)}", flush=True)
+        parts.append(part)
+    return parts
+
+
+def train_config(scheme: str, settings: Mapping[str, Any], device: str) -> TrainConfig:
+    """The run of one scheme."""
+    sections: dict[str, Any] = {
+        "data": {"corpus": CORPUS, "validation_share": 0.1},
+        "packing": {"scheme": scheme, "capacity": settings["capacity"], "rows": settings["rows"], "workers": 0},
+        "training": {"learning_rate": settings["learning_rate"], "warmup_ratio": 0.1, "device": device},
+    }
+    return TrainConfig(**sections)
+
+
+def make_model(config: MambaConfig, device: str) -> MambaLM:
+    """The same weights each time."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        return MambaLM(config)
+
+
+def differences(learned: Mapping[str, Any], tolerance: float) -> dict[str, float]:
+    """The largest relative difference of a step's loss from that of the packs, by the same weights and by the runs.
+
+    Raises:
+        RuntimeError: by the same weights, one sequence at a time has another loss.
+    """
+    packed = learned["packed-greedy"]
+    found = {name: _largest(packed["losses"], packed[f"losses_{name}"]) for name in ("one_at_a_time", "concat")}
+    if not found["one_at_a_time"] <= tolerance:
+        raise RuntimeError(
+            f"packs and their sequences one at a time differ by {found['one_at_a_time']:.1e} in a step's loss, and "
+            f"rounding makes {tolerance:.0e} at most; no other figure would mean anything"
+        )
+    for scheme in SAME_ORDER[1:]:
+        found[f"run_{scheme.replace('-', '_')}"] = _largest(packed["losses"], learned[scheme]["losses"])
+    return found
+
+
+def _largest(one: list[float], other: list[float]) -> float:
+    # NumPy's maximum, since Python's passes over what is no number.
+    return float(np.max([abs(a - b) / abs(a) for a, b in zip(one, other, strict=True)]))
+
+
+def line(scheme: str, found: Mapping[str, Any]) -> str:
+    """A scheme's figures in a line."""
+    text = f"{scheme}: {tokens_per_second(found):,.0f} tokens/s, valid ratio {found['valid_ratio']:.1%}"
+    return text + (f", validation loss {found['validation_loss']:.3f}" if "validation_loss" in found else "")
+
+
+def tokens_per_second(found: Mapping[str, Any]) -> float:
+    """Tokens, padding left out, over the time of all steps."""
+    return float(found["tokens"] / sum(found["seconds"]))
+
+
+def table(payload: Mapping[str, Any]) -> str:
+    """All figures, against one sequence at a time."""
+    lines = []
+    parts = [("every document once", payload["learned"])]
+    parts += [
+        (f"{part['model']}, {part['positions']:,} positions a step", part["schemes"]) for part in payload["steps"]
+    ]
+    for title, schemes in parts:
+        alone = tokens_per_second(schemes["one-at-a-time"])
+        rows = [(title, "tokens/s", "one at a time = 1", "valid ratio", "peak MiB", "validation loss")]
+        for scheme, found in schemes.items():
+            rows.append(
+                (
+                    scheme,
+                    f"{tokens_per_second(found):,.0f}",
+                    f"{tokens_per_second(found) / alone:.2f}",
+                    f"{found['valid_ratio']:.1%}",
+                    "-" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**20:,.0f}",
+                    f"{found['validation_loss']:.3f}" if "validation_loss" in found else "-",
+                )
+            )
+        lines += [*aligned(rows), ""]
+    apart = payload["differences"]
+    lines.append(
+        f"Largest difference of a step's loss from the packs', by the same weights: one sequence at a time "
+        f"{apart['one_at_a_time']:.1e}, leaking {apart['concat']:.1e}; by their own runs "
+        f"{apart['run_one_at_a_time']:.1e} and {apart['run_concat']:.1e}."
+    )
+    return "\n".join(lines)
+
+
+def _corpus() -> Corpus:
+    corpus = load_corpus(CORPUS)
+    assert isinstance(corpus, Corpus)  # a shipped corpus is never a stream
+    return corpus
