@@ -148,8 +148,7 @@ def measure_step(step: Step, model: nn.Module, precision: str, batch: Pack, repe
     found: dict[str, Any] = {"tokens": batch.ids.shape[1], "failed": None}
     try:
         once()  # compiles and tunes what is compiled and tuned on first use
-        peak = peak_bytes(once, device)
-        (probe,) = queued_seconds(once, 1, device)
+        probe, peak = peak_of(once, device)
         samples = queued_seconds(once, repeats if probe < SLOW_S else min(repeats, SLOW_REPEATS), device)
     except torch.OutOfMemoryError:
         return found | {"failed": "out of memory", "seconds": [], "peak_bytes": None}
@@ -278,16 +277,13 @@ def pack(tokens: int, device: str) -> Pack:
     return Pack(ids.to(device), targets.to(device), lengths, Boundaries.from_lengths(lengths, device=device))
 
 
-def peak_bytes(step: Callable[[], object], device: str) -> int | None:
-    """The most bytes that tensors took on the GPU during a step, with all that was there before; None elsewhere."""
-    if device != "cuda":
-        step()
-        return None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated()
+def peak_of(step: Callable[[], object], device: str) -> tuple[float, int | None]:
+    """Seconds of a step, and the most bytes that tensors took on the GPU then, with all that was there before it."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    (seconds,) = queued_seconds(step, 1, device)
+    return seconds, torch.cuda.max_memory_allocated() if device == "cuda" else None
 
 
 def _tidy(device: str) -> None:

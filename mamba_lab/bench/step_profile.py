@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 KINDS = {
-    "scan backward": ("ssm*backward", "ssm*bwd", "selective_scan_bwd"),
-    "scan forward": ("ssm", "selective_scan"),
+    "scan backward": ("scan_backward", "selective_scan_bwd"),
+    "scan forward": ("scan_forward", "selective_scan_fwd"),
+    "partial sums": ("sum_parts", "add_up"),
     "convolution": ("conv1d",),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "gemv"),
     "norm and residual": ("norm",),
     "loss": ("softmax", "nll_loss", "cross_entropy"),
+    "casts and copies": ("copy", "catarray"),
 }
-"""By kind, words of a kernel's name; ``*`` stands between two that both occur, in this order. The first kind fits."""
+"""By kind, words that occur in a kernel's name. The first kind that fits counts."""
 
 TOP = 20
 
@@ -24,16 +26,7 @@ TOP = 20
 def kind_of(kernel: str) -> str:
     """The kind of work of a kernel by its name."""
     name = kernel.lower()
-    for kind, words in KINDS.items():
-        if any(_fits(name, word) for word in words):
-            return kind
-    return "everything else"
-
-
-def _fits(name: str, word: str) -> bool:
-    first, _, second = word.partition("*")
-    place = name.find(first)
-    return place >= 0 and second in name[place:]
+    return next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "everything else")
 
 
 def measure(step: Callable[[], object], device: str) -> dict[str, Any]:
