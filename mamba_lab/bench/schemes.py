@@ -28,7 +28,7 @@ SMALL = MambaConfig(d_model=128, n_layer=2, vocab_size=8192)
 M130 = MambaConfig(d_model=768, n_layer=24, vocab_size=50_277)  # state-spaces/mamba-130m
 B14 = MambaConfig(d_model=2048, n_layer=48, vocab_size=50_277)  # state-spaces/mamba-1.4b
 # Documents, tokens of a row, rows of a micro-batch, targets of a step, learning rate.
-CPU_RUN = {"documents": 400, "capacity": 512, "rows": 2, "targets": 2048, "learning_rate": 3e-3}
+CPU_RUN = {"documents": 600, "capacity": 512, "rows": 2, "targets": 2048, "learning_rate": 3e-3}
 GPU_RUN = {"documents": 340, "capacity": 2048, "rows": 2, "targets": 8192, "learning_rate": 1e-3}
 # Model, rows of 2,048 in a micro-batch, micro-batches of a step, steps.
 GPU_STEPS = (
