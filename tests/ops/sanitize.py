@@ -40,7 +40,7 @@ def main() -> int:
     environment = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     failed = 0
     for tool in sys.argv[1:] or TOOLS[:2]:
-        options = ["--tool", tool, "--kernel-regex", "kns=mamba_lab", "--error-exitcode", "9"]
+        options = ["--tool", tool, "--kernel-name", "kernel_substring=mamba_lab", "--error-exitcode", "9"]
         done = subprocess.run([program, *options, sys.executable, str(Path(__file__)), "--run"], env=environment)
         print(f"{tool}: {'clean' if done.returncode == 0 else f'exit code {done.returncode}'}", flush=True)
         failed |= done.returncode != 0
