@@ -278,8 +278,8 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         host, epoch = as_lengths(lengths), as_int(epoch, "epoch", minimum=0)
         if self._buffer.overflow == "error" and (longer := np.flatnonzero(host > self.capacity)).size:
             raise ValueError(
-                f"lengths[{longer[0]}] is {host[longer[0]]}, above the capacity {self.capacity}. Raise the capacity, or "
-                f"choose overflow='split' or overflow='truncate'."
+                f"lengths[{longer[0]}] is {host[longer[0]]}, above the capacity {self.capacity}. Raise the capacity, "
+                f"or choose overflow='split' or overflow='truncate'."
             )
         if self._source.size is not None:
             if len(host) != self._source.size:
