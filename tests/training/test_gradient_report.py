@@ -82,3 +82,4 @@ def test_names_of_layers() -> None:
     assert layer_of("lm_head.weight") == "lm_head"
     compiled = torch.compile(a_model(), backend="eager")
     assert [layer.name for layer in gradient_report(compiled).layers][:2] == ["embedding", "layers.0"]
+    assert gradient_report(torch.compile(small_model(), backend="eager")).missing[0] == "backbone.embedding.weight"

@@ -381,3 +381,15 @@ def test_the_loop_clips(settings: Callable[..., TrainConfig]) -> None:
     clipped = run(settings(training={"max_steps": 1, "adam_epsilon": 1e-3, "max_grad_norm": 1e-6}))
     assert clipped.history[0].grad_norm == free.history[0].grad_norm > 0.1
     assert not same_weights(free.model, clipped.model)
+
+
+def test_the_optimiser_has_the_rate_of_the_schedule(settings: Callable[..., TrainConfig]) -> None:
+    """A warm-up that never gets far leaves the weights nearly where they were."""
+    slow, fast = (run(settings(training={"warmup_steps": steps})) for steps in (10**6, 1))
+    seed_all(0)
+    before = make_model(settings().model, slow.model.config.vocab_size).state_dict()
+    moved = [
+        max((now - before[name]).abs().max().item() for name, now in result.model.state_dict().items())
+        for result in (slow, fast)
+    ]
+    assert moved[0] < 1e-5 < 1e-2 < moved[1]

@@ -126,6 +126,10 @@ def test_a_restored_watch_says_what_the_old_one_would() -> None:
     assert all(a == b for a, b in said)
     assert sum(bool(a) for a, _ in said) == 2
     assert new.state_dict() == old.state_dict()
+    # And what was said is not said again.
+    last = Watch()
+    last.load_state_dict(json.loads(json.dumps(new.state_dict())))
+    assert not last.look(filled(100, 50), [BATCH])
 
 
 def test_many_sequences_are_counted() -> None:
