@@ -67,7 +67,7 @@ class StepMetrics:
         seconds: from asking for the data until the weights were updated.
         waiting_seconds: how much of that went into waiting for data.
         tgs: tokens (without padding) per GPU per second; without a GPU per process.
-        memory_gib: the most memory so far: the GPU's, as PyTorch's allocator counts it, or the process's.
+        memory_gib: the most memory so far: the run's on a GPU, as PyTorch's allocator counts it, or the process's.
         seconds_left: until the last planned step, at the mean pace so far; None when the end is not known.
         skipped: the optimiser did nothing, because no position counted, or because a number was not finite.
     """
@@ -107,6 +107,12 @@ class StepMetrics:
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in asdict(self).items()
         }
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Count a GPU's peak from here on. A process's cannot be taken back."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_gib(device: torch.device) -> float:

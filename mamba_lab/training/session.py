@@ -18,7 +18,7 @@ from .checkpoint import CheckpointError, TrainState, load_checkpoint, save_check
 from .config import TrainConfig
 from .data import TrainingData
 from .evaluate import Validation, evaluate
-from .metrics import StepMetrics
+from .metrics import StepMetrics, reset_peak_memory
 from .optim import Schedule, make_optimizer
 from .prepare import planned_steps, uses_bf16
 from .watch import Watch
@@ -44,6 +44,7 @@ class Session:
         self.config, self.model, self.data, self.folder = config, model, data, folder
         self.device = next(model.parameters()).device
         self.bf16 = uses_bf16(config.training, self.device)
+        reset_peak_memory(self.device)
         if config.training.gradient_checkpointing:
             model.set_gradient_checkpointing()
         self.forward = cast(torch.nn.Module, torch.compile(model)) if config.training.torch_compile else model
