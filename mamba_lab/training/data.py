@@ -14,7 +14,7 @@ import torch
 from mamba_lab.batching import Batch, PackedStream, pack_best_fit
 from mamba_lab.batching._checks import as_int, shown
 from mamba_lab.corpus import Corpus, CorpusStream, Document, load_corpus
-from mamba_lab.log import log_once
+from mamba_lab.log import log_once, logger
 from mamba_lab.tokenizer import Tokenizer, load_tokenizer
 
 from .documents import DataCounts, Sequences, prepare
@@ -222,6 +222,14 @@ class TrainingData:
 
     def _groups(self, number: int) -> Generator[list[Batch], None, None]:
         number = as_int(number, "number", minimum=0)
+        try:
+            yield from self._groups_after(number)
+        finally:
+            if self._streams and self.rank == 0:  # of documents in memory it was said when they were read
+                logger.info("data, read in epoch %d: %s.", number, self.counts)
+
+    def _groups_after(self, number: int) -> Generator[list[Batch], None, None]:
+        """The groups after the place restored, if it is one of this epoch."""
         restored = self._restored if self._restored is not None and self._restored["epoch"] == number else None
         self._restored = restored
         place, skip, batches = (restored[key] for key in ("place", "part", "batches")) if restored else (None, 0, 0)

@@ -268,6 +268,25 @@ def test_streamed_documents_are_the_same_documents(
         assert str(streamed.counts) == str(there.counts).replace("; 1 document left out: beyond data.max_documents", "")
 
 
+def test_what_a_stream_left_out_is_said_at_the_end_of_its_epoch(
+    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_text("\n".join(["{broken", *(json.dumps({"text": "x" * n}) for n in (3, 20, 1))]))
+    data_settings = {"corpus": str(file), "on_error": "skip", "streaming": True, "min_seq_len": 3, "max_seq_len": 9}
+    data = settings.data(None, data=data_settings, training={"max_steps": 1})
+    with caplog.at_level(logging.INFO, "mamba_lab"):
+        list(data.epoch(2))
+    assert caplog.messages[-1] == "data, read in epoch 2: " + "; ".join(
+        [
+            "2 documents to train on (13 tokens, 11 targets), 0 for validation (0 targets)",
+            "1 document left out: cannot be read",
+            "1 document left out: shorter than data.min_seq_len (2 tokens)",
+            "1 document cut off at data.max_seq_len (12 tokens).",
+        ]
+    )
+
+
 def test_streamed_documents_without_any_held_out(settings: Settings, tmp_path: Path) -> None:
     file = tmp_path / "some.txt"
     file.write_text("a few words")
