@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mamba_lab.batching import Boundaries
 from mamba_lab.log import log_once
 from mamba_lab.ops import conv1d_pack, ssm_pack
-from mamba_lab.ops.mamba_inner import fused_backends, mamba_inner
+from mamba_lab.ops.mamba_inner import fused_backends, linear_dtype, mamba_inner
 from mamba_lab.ops.reference import wide_dtype
 
 from .config import MambaConfig
@@ -61,7 +61,7 @@ class Convolution(nn.Module):
 class MambaMixer(nn.Module):
     """Mamba-1's mixer (Gu and Dao, arXiv 2312.00752, sections 3.2 to 3.4), token-major throughout.
 
-    Convolution to ``out_proj`` runs as one step that keeps less for its backward pass. Where a layer in between is not
+    ``in_proj`` to ``out_proj`` runs as one step that keeps less for its backward pass. Where a layer in between is not
     plain (an adapter, a hook), every layer is called in turn instead; which of the two is logged once.
 
     Args:
@@ -106,13 +106,21 @@ class MambaMixer(nn.Module):
             state: each sequence's state before its first token; None: nothing came before.
             return_state: give back each sequence's state after its last token too.
         """
-        xz = self.in_proj(hidden)
-        if state is None and not return_state:
-            backends = self._fused_backends(xz)
+        xz: Tensor | None = None
+        if state is None and not return_state and self._layers_are_plain():
+            conv, x_proj, dt_proj, out = self.conv1d, self.x_proj, self.dt_proj, self.out_proj
+            # An adapter on the first projection is called before the step, and the rest stays one.
+            first = self.in_proj if why_not_plain(self.in_proj, nn.Linear) is None else None
+            if first is None:
+                xz = self.in_proj(hidden)
+            dtype = linear_dtype(self.in_proj.weight) if xz is None else xz.dtype
+            backends = fused_backends(self.backend, hidden.device.type, dtype, conv.weight.shape[2], self.states)
             if backends is not None:
-                conv, x_proj, dt_proj, out = self.conv1d, self.x_proj, self.dt_proj, self.out_proj
+                log_once(logging.INFO, "Mamba blocks run from in_proj to out_proj in one step.")
                 return mamba_inner(
-                    xz,
+                    hidden if xz is None else xz,
+                    None if first is None else first.weight,
+                    None if first is None else first.bias,
                     conv.weight,
                     conv.bias,
                     x_proj.weight,
@@ -125,6 +133,8 @@ class MambaMixer(nn.Module):
                     boundaries=boundaries,
                     backends=backends,
                 )
+        if xz is None:
+            xz = self.in_proj(hidden)
         wide = wide_dtype(xz)
         A, D = -torch.exp(self.A_log.to(wide)), self.D.to(wide)
         x, z = xz.chunk(2, 1)
@@ -152,19 +162,23 @@ class MambaMixer(nn.Module):
             return self.out_proj(found)
         return self.out_proj(found[0]), MixerState(conv_state[0], found[1])
 
-    def _fused_backends(self, xz: Tensor) -> tuple[str, str] | None:
+    def _layers_are_plain(self) -> bool:
         if torch.compiler.is_compiling():  # a compiler decides for itself what to keep
-            return None
-        parts = {"conv1d": Convolution, "x_proj": nn.Linear, "dt_proj": nn.Linear, "out_proj": nn.Linear}
-        for name, kind in parts.items():
+            return False
+        for name, kind in _LAYERS.items():
             why = why_not_plain(getattr(self, name), kind)
             if why is not None:
                 log_once(
                     logging.INFO, f"Mamba blocks call their layers in turn, which takes more memory: {name} {why}."
                 )
-                return None
-        width = self.conv1d.weight.shape[2]
-        backends = fused_backends(self.backend, xz.device.type, xz.dtype, width, self.states)
-        if backends is not None:
-            log_once(logging.INFO, "Mamba blocks run from convolution to out_proj in one step.")
-        return backends
+                return False
+        return True
+
+
+_LAYERS: dict[str, type[nn.Module]] = {
+    "conv1d": Convolution,
+    "x_proj": nn.Linear,
+    "dt_proj": nn.Linear,
+    "out_proj": nn.Linear,
+}
+"""Whose weights the step takes in the place of a call."""

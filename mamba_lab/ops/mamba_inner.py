@@ -1,4 +1,4 @@
-"""A Mamba block from the convolution to the output projection as one step, whose backward computes cheap parts again.
+"""A Mamba block from its first projection to its last as one step, whose backward computes cheap parts again.
 
 Without it autograd keeps, for each token and channel, the convolution's output and the step size. Both are cheap to
 compute again: an element-wise convolution and a product of rank R. Private: ``mamba_lab.models`` calls it when every
@@ -47,7 +47,9 @@ def fused_backends(
 
 
 def mamba_inner(
-    xz: Tensor,
+    hidden: Tensor,
+    in_weight: Tensor | None,
+    in_bias: Tensor | None,
     conv_weight: Tensor,
     conv_bias: Tensor | None,
     x_weight: Tensor,
@@ -61,13 +63,13 @@ def mamba_inner(
     boundaries: Boundaries,
     backends: tuple[str, str],
 ) -> Tensor:
-    """``out_proj(ssm_pack(conv1d_pack(x), ..., z))`` with ``x, z = xz.chunk(2, 1)`` and ``A = -exp(A_log)``.
+    """``out_proj(ssm_pack(conv1d_pack(x), ..., z))``, ``x, z = in_proj(hidden).chunk(2, 1)``, ``A = -exp(A_log)``.
 
     Args:
-        xz: [T, 2 d_inner], the first projection's output.
+        hidden: [T, d_model]; where ``in_weight`` is None what ``in_proj`` made of it, [T, 2 d_inner].
+        in_weight: [2 d_inner, d_model]; in_bias: [2 d_inner]; x_weight: [R + 2 N, d_inner]; dt_weight: [d_inner, R];
+            out_weight: [d_model, d_inner]; out_bias: [d_model]. Under autocast these are cast as ``F.linear`` would.
         conv_weight: [d_inner, 1, W]; conv_bias: [d_inner].
-        x_weight: [R + 2 N, d_inner]; dt_weight: [d_inner, R]; out_weight: [d_model, d_inner]; out_bias: [d_model].
-            Under autocast these four are cast as ``F.linear`` would.
         dt_bias, D: [d_inner] and A_log: [d_inner, N], cast to the dtype of the states.
         backends: what ``fused_backends`` said.
 
@@ -77,14 +79,23 @@ def mamba_inner(
     Raises:
         ValueError: boundaries of another number of tokens, or a dtype, shape or device that does not fit x's.
     """
-    _check(xz, conv_weight, conv_bias, dt_bias, A_log, D, boundaries)
-    parameters = (conv_weight, conv_bias, x_weight, dt_weight, dt_bias, A_log, D, out_weight, out_bias)
-    refuse_tangents("MambaMixer", xz, *parameters)
-    device, narrow = xz.device.type, out_weight.dtype
-    if torch.is_autocast_enabled(device) and narrow != torch.float64:
-        narrow = torch.get_autocast_dtype(device)
+    narrow_in, narrow = hidden.dtype if in_weight is None else linear_dtype(in_weight), linear_dtype(out_weight)
+    channels = (hidden.shape[1] if in_weight is None else in_weight.shape[0]) // 2
+    _check(hidden, channels, narrow_in, conv_weight, conv_bias, dt_bias, A_log, D, boundaries)
+    parameters = (
+        *(in_weight, in_bias, conv_weight, conv_bias, x_weight, dt_weight, dt_bias, A_log, D, out_weight, out_bias),
+    )
+    refuse_tangents("MambaMixer", hidden, *parameters)
     cu_seqlens, order = boundaries.cu_seqlens.contiguous(), boundaries._schedule
-    return _MambaInner.apply(xz, *parameters, cu_seqlens, order, narrow, backends)
+    return _MambaInner.apply(hidden, *parameters, cu_seqlens, order, narrow_in, narrow, backends)
+
+
+def linear_dtype(weight: Tensor) -> torch.dtype:
+    """What ``F.linear`` computes in with this weight: its dtype, or autocast's."""
+    device = weight.device.type
+    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return weight.dtype
 
 
 _checked: set[tuple[object, ...]] = set()
@@ -92,7 +103,9 @@ _checked: set[tuple[object, ...]] = set()
 
 
 def _check(
-    xz: Tensor,
+    hidden: Tensor,
+    channels: int,
+    narrow: torch.dtype,
     conv_weight: Tensor,
     conv_bias: Tensor | None,
     dt_bias: Tensor,
@@ -102,13 +115,15 @@ def _check(
 ) -> None:
     """All that a kernel takes for granted: it is called by name here, past the checks of the public functions."""
     given = (conv_weight, A_log, D, dt_bias) if conv_bias is None else (conv_weight, A_log, D, dt_bias, conv_bias)
-    key = (xz.dtype, xz.device, xz.shape[1:], *((value.dtype, value.device, value.shape) for value in given))
-    fits = boundaries.n_tokens == xz.shape[0] and boundaries.cu_seqlens.device == xz.device
+    device = hidden.device
+    key = (narrow, device, channels, *((value.dtype, value.device, value.shape) for value in given))
+    fits = boundaries.n_tokens == hidden.shape[0] and boundaries.cu_seqlens.device == device
     if fits and key in _checked:
         return
     # Under the names that a user of the model knows.
-    wide = wide_dtype(xz)
-    arguments = Arguments("MambaMixer", "the output of in_proj", xz.chunk(2, 1)[0])
+    x = torch.empty(hidden.shape[0], channels, dtype=narrow, device=device)
+    wide = wide_dtype(x)
+    arguments = Arguments("MambaMixer", "the output of in_proj", x)
     arguments.parameter("conv1d.weight", conv_weight.flatten(1), "DW", narrow=True)
     if conv_bias is not None:
         arguments.parameter("conv1d.bias", conv_bias, "D", narrow=True)
@@ -130,11 +145,20 @@ def _operators(backends: tuple[str, str], suffix: str = "") -> tuple[Callable[..
     )
 
 
+_NEEDS = (
+    *("hidden", "in_weight", "in_bias", "conv_weight", "conv_bias", "x_weight", "dt_weight", "dt_bias", "A_log", "D"),
+    *("out_weight", "out_bias"),
+)
+"""The order of the step's arguments, which autograd counts."""
+
+
 class _MambaInner(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        xz: Tensor,
+        hidden: Tensor,
+        in_weight: Tensor | None,
+        in_bias: Tensor | None,
         conv_weight: Tensor,
         conv_bias: Tensor | None,
         x_weight: Tensor,
@@ -146,12 +170,18 @@ class _MambaInner(torch.autograd.Function):
         out_bias: Tensor | None,
         cu_seqlens: Tensor,
         order: Tensor,
+        narrow_in: torch.dtype,
         narrow: torch.dtype,
         backends: tuple[str, str],
     ) -> Tensor:
         convolve, scan = _operators(backends)
-        wide, rank, states = wide_dtype(xz), dt_weight.shape[1], A_log.shape[1]
-        with _without_autocast(xz, narrow):
+        rank, states = dt_weight.shape[1], A_log.shape[1]
+        with _without_autocast(hidden, narrow):
+            ctx.hidden_dtype, xz = hidden.dtype, hidden
+            if in_weight is not None:
+                hidden = hidden.to(narrow_in)
+                xz = F.linear(hidden, in_weight.to(narrow_in), None if in_bias is None else in_bias.to(narrow_in))
+            wide = wide_dtype(xz)
             A = torch.exp(A_log.to(wide)).neg_()
             x, z = xz.chunk(2, 1)
             u, _ = convolve(x, conv_weight.flatten(1), conv_bias, True, cu_seqlens, order, None, False)
@@ -161,9 +191,12 @@ class _MambaInner(torch.autograd.Function):
             inputs = (u, delta, A, B.to(u.dtype), C.to(u.dtype), D.to(wide), z, dt_bias.to(wide))
             y, _, checkpoints = scan(*inputs, True, cu_seqlens, order, None, False)
             out = F.linear(y.to(narrow), out_weight.to(narrow), None if out_bias is None else out_bias.to(narrow))
-        ctx.narrow, ctx.backends = narrow, backends
+        ctx.narrow_in, ctx.narrow, ctx.backends, ctx.gives_y = narrow_in, narrow, backends, backends == ("cuda", "cuda")
         ctx.save_for_backward(
+            hidden,
             xz,
+            in_weight,
+            in_bias,
             conv_weight,
             conv_bias,
             x_weight,
@@ -177,16 +210,20 @@ class _MambaInner(torch.autograd.Function):
             cu_seqlens,
             order,
             projected,
-            y,
+            None if ctx.gives_y else y,  # backward makes it once more on its way
             checkpoints,
         )
         return out
 
-    # Not once_differentiable, which lets a second derivative through where dout needs none: the operators refuse it.
+    # Not once_differentiable, which lets a second derivative through where dout needs none: the operators refuse it,
+    # and those that write into what they are given are refused here.
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         (
+            hidden,
             xz,
+            in_weight,
+            in_bias,
             conv_weight,
             conv_bias,
             x_weight,
@@ -203,11 +240,15 @@ class _MambaInner(torch.autograd.Function):
             y,
             checkpoints,
         ) = ctx.saved_tensors
+        if ctx.gives_y and torch.is_grad_enabled():
+            raise RuntimeError(
+                "MambaMixer: only first derivatives are native. Use backend='reference', also of MambaLM, for others."
+            )
         convolve, _ = _operators(ctx.backends)
         convolve_backward, scan_backward = _operators(ctx.backends, "_backward")
         narrow, wide = ctx.narrow, wide_dtype(xz)
         rank, states = dt_weight.shape[1], A.shape[1]
-        need_x_weight, need_dt_weight, need_out_weight, need_out_bias = (ctx.needs_input_grad[i] for i in (3, 4, 8, 9))
+        needs = dict(zip(_NEEDS, ctx.needs_input_grad, strict=False))
         with _without_autocast(xz, narrow):
             x, z = xz.chunk(2, 1)
             taps = conv_weight.flatten(1)
@@ -216,32 +257,49 @@ class _MambaInner(torch.autograd.Function):
             dt_narrow = dt_weight.to(narrow)
             delta = F.linear(step, dt_narrow).to(u.dtype)
 
-            dout_weight = (dout.T @ y.to(narrow)).to(out_weight.dtype) if need_out_weight else None
-            dout_bias = dout.sum(0, dtype=wide).to(out_bias.dtype) if need_out_bias else None
-            dy = (dout @ out_weight.to(narrow)).to(y.dtype)
-            inputs = (u, delta, A, B.to(u.dtype), C.to(u.dtype), D.to(wide), z, dt_bias.to(wide))
-            du, ddelta, dA, dB, dC, dD, dz, ddt_bias, _ = scan_backward(
-                dy, None, *inputs, True, cu_seqlens, order, None, checkpoints
-            )
+            dy = (dout @ out_weight.to(narrow)).to(u.dtype)
+            inputs = (u, delta, A, B.to(u.dtype), C.to(u.dtype), D.to(wide), z, dt_bias.to(wide), True)
+            if ctx.gives_y:
+                du, ddelta, dA, dB, dC, dD, dxz, ddt_bias, y = operator("mamba_lab::ssm_pack_cuda_backward_inner")(
+                    dy, *inputs, cu_seqlens, order, checkpoints
+                )
+            else:
+                du, ddelta, dA, dB, dC, dD, dz, ddt_bias, _ = scan_backward(
+                    dy, None, *inputs, cu_seqlens, order, None, checkpoints
+                )
             del dy, delta, inputs  # a third of what this backward holds at most
+            dout_weight = _product(dout.T, y.to(narrow), out_weight.dtype) if needs["out_weight"] else None
+            dout_bias = dout.sum(0, dtype=wide).to(out_bias.dtype) if needs["out_bias"] else None
+            del y
             ddelta = ddelta.to(narrow)
-            ddt_weight = (ddelta.T @ step).to(dt_weight.dtype) if need_dt_weight else None
+            ddt_weight = _product(ddelta.T, step, dt_weight.dtype) if needs["dt_weight"] else None
             dprojected = torch.cat((ddelta @ dt_narrow, dB.to(narrow), dC.to(narrow)), 1)
             del ddelta
-            dx_weight = (dprojected.T @ u.to(narrow)).to(x_weight.dtype) if need_x_weight else None
+            dx_weight = _product(dprojected.T, u.to(narrow), x_weight.dtype) if needs["x_weight"] else None
             del u
             if du.dtype == narrow:  # added where the product is made, and rounded once
                 du = du.addmm_(dprojected, x_weight.to(narrow))
             else:
                 du += dprojected @ x_weight.to(narrow)
-            dx, dconv_weight, dconv_bias, _ = convolve_backward(
-                du, None, x, taps, conv_bias, True, cu_seqlens, order, None
-            )
+            taken = (x, taps, conv_bias, True, cu_seqlens, order, None)
+            if ctx.gives_y:
+                dconv_weight, dconv_bias, _ = operator("mamba_lab::conv1d_pack_cuda_backward_into")(
+                    du, None, *taken, dxz.chunk(2, 1)[0]
+                )
+            else:
+                dx, dconv_weight, dconv_bias, _ = convolve_backward(du, None, *taken)
+                dxz = torch.cat((dx, dz), 1)
             del du
-            dxz = torch.cat((dx, dz), 1)
             dA_log = dA.mul_(A).to(A_log.dtype)  # A = -exp(A_log) is its own derivative
+            din_weight = _product(dxz.T, hidden, in_weight.dtype) if needs["in_weight"] else None
+            din_bias = dxz.sum(0, dtype=wide).to(in_bias.dtype) if needs["in_bias"] else None
+            dhidden = dxz
+            if in_weight is not None:
+                dhidden = (dxz @ in_weight.to(ctx.narrow_in)).to(ctx.hidden_dtype) if needs["hidden"] else None
         return (
-            dxz,
+            dhidden,
+            din_weight,
+            din_bias,
             dconv_weight.view(conv_weight.shape),
             None if conv_bias is None else dconv_bias,
             dx_weight,
@@ -255,7 +313,17 @@ class _MambaInner(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
+
+
+def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """a @ b in ``dtype``; on a GPU it is not rounded to a narrower one before."""
+    if a.dtype == dtype:
+        return a @ b
+    if a.is_cuda and dtype == torch.float32:
+        return torch.mm(a, b, out_dtype=dtype)
+    return (a @ b).to(dtype)
 
 
 def _without_autocast(x: Tensor, narrow: torch.dtype) -> AbstractContextManager[Any]:

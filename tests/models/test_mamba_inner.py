@@ -229,7 +229,7 @@ def test_the_path_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
             block(torch.randn(sum(LENGTHS), 16), BOUNDARIES)
     said = [record.message for record in caplog.records if "Mamba blocks" in record.message]
     assert said == [
-        "Mamba blocks run from convolution to out_proj in one step.",
+        "Mamba blocks run from in_proj to out_proj in one step.",
         "Mamba blocks call their layers in turn, which takes more memory: out_proj has a hook.",
     ]
 
