@@ -147,12 +147,12 @@ def test_a_reader_that_stops_listening_is_no_error(unbuffered: str) -> None:
 def test_build_fills_a_cache_that_all_may_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from mamba_lab.ops import build
+    from mamba_lab.ops import native_sources
 
     csrc = tmp_path / "csrc"
     (csrc / "cpu").mkdir(parents=True)
     (csrc / "cpu" / "plain.cpp").write_text('extern "C" int answer() { return 42; }\n')
-    monkeypatch.setattr(build, "csrc_dir", lambda: csrc)
+    monkeypatch.setattr(native_sources, "csrc_dir", lambda: csrc)
     shared = tmp_path / "shared"
     mask = os.umask(0o077)  # a host that keeps its files to itself
     try:

@@ -80,12 +80,12 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shared_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from mamba_lab.ops import build, prebuild
+    from mamba_lab.ops import native_sources, prebuild
 
     csrc = tmp_path / "csrc"
     (csrc / "cpu").mkdir(parents=True)
     (csrc / "cpu" / "plain.cpp").write_text('extern "C" int answer() { return 42; }\n')
-    monkeypatch.setattr(build, "csrc_dir", lambda: csrc)
+    monkeypatch.setattr(native_sources, "csrc_dir", lambda: csrc)
     monkeypatch.delenv("MAMBA_LAB_CACHE", raising=False)
     assert rows(BIG)["shared cache"][:2] == ("note", "none: every student's home compiles for itself")
     monkeypatch.setenv("MAMBA_LAB_CACHE", str(tmp_path / "shared"))

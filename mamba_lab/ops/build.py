@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mamba_lab.ops import cache
+from mamba_lab.ops.native_sources import find_source, parts, sources, texts
 from mamba_lab.ops.toolchain import (
     CXX_REMEDY,
     NVCC_REMEDY,
@@ -34,12 +35,11 @@ from mamba_lab.ops.toolchain import (
     processor,
     torch_folder,
 )
-from mamba_lab.paths import csrc_dir
+
+__all__ = ["Built", "NativeUnavailable", "available", "build_library", "find_library", "load_library", "sources"]
 
 log = logging.getLogger("mamba_lab")
 
-SUFFIXES = {"cpu": ".cpp", "cuda": ".cu"}
-HEADERS = {".h", ".hpp", ".cuh", ".inc"}
 COMPILE_SECONDS = 600
 SMALLEST_SPACE = 1 << 20
 """Bytes that a library and its note may take."""
@@ -131,20 +131,6 @@ def available(name: str, device: str = "cpu") -> bool:
     return True
 
 
-def sources(device: str = "cpu") -> list[str]:
-    """The names of all sources in ``csrc/<device>`` that are a library each, parts of another left out."""
-    names = sorted(path.stem for path in (csrc_dir() / device).glob(f"*{_suffix(device)}"))
-    return [name for name in names if not any(name.startswith(f"{other}_") for other in names)]
-
-
-def parts(source: Path) -> list[Path]:
-    """The files that make up the library of a source: itself and, beside it, those named after it and an underscore.
-
-    ``ssm_pack.cu`` is the part that PyTorch calls; ``ssm_pack_forward.cu`` is one pass. They compile side by side.
-    """
-    return [source, *sorted(source.parent.glob(f"{source.stem}_*{source.suffix}"))]
-
-
 def build_library(
     name: str, device: str = "cpu", *, roots: list[Path] | None = None, distrust: Path | None = None
 ) -> Built:
@@ -159,7 +145,7 @@ def build_library(
     Raises:
         ValueError, NativeUnavailable: as in ``load_library``.
     """
-    source = _source(name, device)
+    source = find_source(name, device)
     title = _title(name, device)
     if os.name == "nt":
         raise NativeUnavailable(title, "native code is not built on Windows", "use the Windows Subsystem for Linux")
@@ -218,7 +204,7 @@ def find_library(
 
     Args and errors as in ``build_library``; a missing compiler is no error here.
     """
-    source = _source(name, device)
+    source = find_source(name, device)
     try:
         pattern = _file_name(source, device, _find_compiler(device))
     except NativeUnavailable:
@@ -311,33 +297,13 @@ def _compile(source: Path, device: str, compiler: Compiler, library: Path, *, cl
 
 
 def _digest_what_must_match(source: Path, device: str) -> str:
-    root = source.parent.parent
-    others = {root / kind for kind in SUFFIXES if kind != device}  # a C++ library includes no header of a CUDA one
-    headers = sorted(path for path in root.rglob("*") if path.suffix in HEADERS and path.is_file())
-    texts = []
-    for path in [*parts(source), *(header for header in headers if not others & set(header.parents))]:
-        texts += [path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")]
-    return _digest(*texts, device, TORCH_TARGET, processor())
+    return _digest(*texts(source, device), device, TORCH_TARGET, processor())
 
 
 def _digest(*parts: str) -> str:
     # Lengths go in too: otherwise ("ab", "c") and ("a", "bc") would share a digest.
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _source(name: str, device: str) -> Path:
-    path = csrc_dir() / device / f"{name}{_suffix(device)}"
-    if not path.is_file():
-        known = ", ".join(sources(device)) or "none"
-        raise ValueError(f"name is {name!r}, and csrc/{device} has no {path.name}; its sources are: {known}")
-    return path
-
-
-def _suffix(device: str) -> str:
-    if device not in SUFFIXES:
-        raise ValueError(f"device is {device!r}; native code exists for {' and '.join(map(repr, SUFFIXES))}")
-    return SUFFIXES[device]
 
 
 def _title(name: str, device: str) -> str:

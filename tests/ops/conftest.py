@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from native_workshop import Workshop
 
-from mamba_lab.ops import build
+from mamba_lab.ops import build, native_sources
 
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     made = Workshop(tmp_path)
-    monkeypatch.setattr(build, "csrc_dir", lambda: made.csrc)
+    monkeypatch.setattr(native_sources, "csrc_dir", lambda: made.csrc)
     monkeypatch.setattr(build, "_loaded", {})
     monkeypatch.setattr(build, "_failed", {})
     monkeypatch.setattr(build, "_said", set())

@@ -26,8 +26,8 @@ from mamba_lab.ops.build import NativeUnavailable, build_library, load_library
 CHILD = """
 import sys
 from pathlib import Path
-from mamba_lab.ops import build
-build.csrc_dir = lambda: Path(sys.argv[1])
+from mamba_lab.ops import build, native_sources
+native_sources.csrc_dir = lambda: Path(sys.argv[1])
 built = build.build_library("plain")
 print(built.compiled, built.path)
 """
@@ -173,9 +173,9 @@ def test_permission_bits_that_forbid_writing(open_folder: Path) -> None:
         """
         import fcntl, os, sys
         from pathlib import Path
-        from mamba_lab.ops import build
+        from mamba_lab.ops import build, native_sources
         root = Path(sys.argv[1])
-        build.csrc_dir = lambda: root / "csrc"
+        native_sources.csrc_dir = lambda: root / "csrc"
         build.compile_command = lambda c, s, o, d: [*c.command, "-shared", "-fPIC", str(s), "-o", str(o)]
         assert build.build_library("plain").compiled
         for path in (root / "shared", *(root / "shared").rglob("*")):
