@@ -57,25 +57,37 @@ Step: TypeAlias = "Callable[[Call, Pack], Tensor]"
 def run(repeats: int, output: Path | None, peers: bool) -> int:
     """Measure, print each part as it is done and a table of all, write the record ``model-cuda``. Returns 0.
 
+    Ctrl-C keeps what is measured by then, in a record ``model-cuda-interrupted`` beside it.
+
     Raises:
         ValueError: PyTorch sees no GPU.
         RuntimeError: two models that should agree do not; their times would mean nothing.
     """
     if not torch.cuda.is_available():
         raise ValueError("device is cuda, and PyTorch sees no GPU here; mamba-lab bench model measures the CPU")
-    payload = measure("cuda", repeats, peers)
-    print(table(payload))
-    path = write_record("model-cuda", payload, folder=output)
-    print(f"record: {path.parent.name}/{path.name}")
+    payload: dict[str, Any] = {}
+    try:
+        measure("cuda", repeats, peers, payload)
+    except KeyboardInterrupt:
+        if payload.get("timed"):
+            _report("model-cuda-interrupted", payload, output)
+        raise
+    _report("model-cuda", payload, output)
     return 0
 
 
-def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
-    """The record's payload. Of another device than "cuda" only the arithmetic means something."""
+def _report(name: str, payload: Mapping[str, Any], output: Path | None) -> None:
+    print(table(payload))
+    path = write_record(name, payload, folder=output)
+    print(f"record: {path.parent.name}/{path.name}")
+
+
+def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
+    """Fill the record's ``payload``. Of another device than "cuda" only the arithmetic means something."""
     missing = load() if peers else "not asked for"
     if missing is not None:
         print(f"mamba-ssm: skipped, {missing}", flush=True)
-    payload: dict[str, Any] = {
+    payload |= {
         "settings": {
             "device": device,
             "config": asdict(CONFIG),
@@ -101,7 +113,6 @@ def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
         measure_ours(precision, device, repeats, payload)
         if missing is None:
             measure_peer(precision, device, repeats, payload)
-    return payload
 
 
 def measure_ours(precision: str, device: str, repeats: int, payload: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from mamba_lab.bench.operator_cases import (
     scan_case,
 )
 from mamba_lab.bench.operator_cuda_peers import PEERS, Peer
-from mamba_lab.bench.operator_cuda_table import table
+from mamba_lab.bench.operator_cuda_table import against, table
 from mamba_lab.bench.operator_cuda_timing import copy_bytes_per_second, exp2_per_second, in_turn_seconds
 from mamba_lab.bench.record import write_record
 from mamba_lab.machine import version_of
@@ -41,31 +41,38 @@ DTYPE = torch.bfloat16
 
 
 def run(repeats: int, output: Path | None, peers: bool) -> int:
-    """Measure, print a table, write the record ``operators-cuda``. Returns 0.
+    """Measure, print each size as it is done and a table of all, write the record ``operators-cuda``. Returns 0.
+
+    Ctrl-C keeps what is measured by then, in a record ``operators-cuda-interrupted`` beside it.
 
     Raises:
-        ValueError: PyTorch sees no GPU.
+        ValueError: PyTorch sees no GPU, or none of our backends runs on it.
         RuntimeError: ours or a peer computes something else than the reference; its time would mean nothing.
     """
     if not torch.cuda.is_available():
         raise ValueError("device is cuda, and PyTorch sees no GPU here; mamba-lab bench operators measures the CPU")
-    payload = measure("cuda", repeats, peers)
-    print(table(payload))
-    path = write_record("operators-cuda", payload, folder=output)
-    print(f"record: {path.parent.name}/{path.name}")
+    payload: dict[str, Any] = {}
+    try:
+        measure("cuda", repeats, peers, payload)
+    except KeyboardInterrupt:
+        if payload.get("timed"):
+            _report("operators-cuda-interrupted", payload, output)
+        raise
+    _report("operators-cuda", payload, output)
     return 0
 
 
-def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
-    """The record's payload. Of another device than "cuda" only the arithmetic means something."""
+def _report(name: str, payload: Mapping[str, Any], output: Path | None) -> None:
+    print(table(payload))
+    path = write_record(name, payload, folder=output)
+    print(f"record: {path.parent.name}/{path.name}")
+
+
+def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
+    """Fill the record's ``payload``. Of another device than "cuda" only the arithmetic means something."""
     loaded = {name: load(peer) for name, peer in PEERS.items()} if peers else {}
     run_by = {operator: backends_on(device, operator) for operator in OPERATORS}
-    checked = {
-        (operator, channels): check(operator, channels, device, run_by[operator], loaded)
-        for operator in OPERATORS
-        for channels in CHANNELS
-    }
-    return {
+    payload |= {
         "settings": {
             "device": device,
             "backends": run_by,
@@ -89,14 +96,15 @@ def measure(device: str, repeats: int, peers: bool) -> dict[str, Any]:
         },
         "skipped": {name: found for name, found in loaded.items() if isinstance(found, str)},
         "versions": {name: version_of(name) for name, found in loaded.items() if not isinstance(found, str)},
-        "timed": [
-            measure_operator(operator, tokens, channels, device, repeats, run_by[operator], loaded)
-            | checked[operator, channels]
-            for operator in ("ssm_pack", "conv1d_pack")
-            for channels in CHANNELS
-            for tokens in TOKENS
-        ],
+        "timed": [],
     }
+    for operator in ("ssm_pack", "conv1d_pack"):
+        for channels in CHANNELS:
+            checked = check(operator, channels, device, run_by[operator], loaded)
+            for tokens in TOKENS:
+                found = measure_operator(operator, tokens, channels, device, repeats, run_by[operator], loaded)
+                payload["timed"].append(found | checked)
+                print("; ".join(against({"timed": payload["timed"][-1:]})[1:2]) or operator, flush=True)
 
 
 def backends_on(device: str, operator: str) -> list[str]:

@@ -95,28 +95,30 @@ def measure(device: str) -> dict[str, Any]:
     payload["differences"] = differences(payload["learned"], TOLERANCE[device])
     if gpu:
         del model, start
-        payload["steps"] = _gpu_steps(documents)
+        payload["steps"] = measure_steps(documents, device)
     return payload
 
 
-def _gpu_steps(documents: Corpus) -> list[dict[str, Any]]:
-    parts, model, made = [], None, ""
+def measure_steps(documents: Corpus, device: str) -> list[dict[str, Any]]:
+    """Steps of several sizes under every scheme. Within a model's part all losses are by the same weights."""
+    parts: list[dict[str, Any]] = []
+    model, made = None, ""
     for name, config, rows, micro_batches, steps in GPU_STEPS:
         if made != name:
             del model
             gc.collect()
             torch.cuda.empty_cache()
-            model, made = make_model(config, "cuda"), name
+            model, made = make_model(config, device), name
         assert model is not None
-        positions = rows * int(GPU_RUN["capacity"]) * micro_batches
-        part: dict[str, Any] = {"model": name, "config": asdict(config), "rows": rows, "positions": positions}
-        part["schemes"] = {}
+        settings = GPU_RUN | {"rows": rows}
+        positions = rows * int(settings["capacity"]) * micro_batches
+        found: dict[str, Any] = {}
         for scheme in SCHEMES:
-            settings = train_config(scheme, GPU_RUN | {"rows": rows}, "cuda")
-            found = speed(model, settings, documents, micro_batches=micro_batches, steps=steps, bf16=True)
-            part["schemes"][scheme] = found
-            print(f"{name}, {positions:,} positions: {line(scheme, found)}", flush=True)
-        parts.append(part)
+            run_of = train_config(scheme, settings, device)
+            bf16 = device == "cuda"
+            found[scheme] = speed(model, run_of, documents, micro_batches=micro_batches, steps=steps, bf16=bf16)
+            print(f"{name}, {positions:,} positions: {line(scheme, found[scheme])}", flush=True)
+        parts.append({"model": name, "config": asdict(config), "rows": rows, "positions": positions, "schemes": found})
     return parts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mamba_lab import cli
 from mamba_lab.bench import model_cuda as bench
 from mamba_lab.bench import model_cuda_peers, model_cuda_table, operator_cuda_timing, step_profile
+from mamba_lab.bench.record import read_record
 from mamba_lab.models import MambaConfig, MambaLM
 
 SMALL = MambaConfig(d_model=16, n_layer=2, vocab_size=61)
@@ -60,10 +62,16 @@ def test_the_peers_ways_are_checked_against_ours() -> None:
     assert found["packed from concat"] > 0.01
 
 
+def measured(repeats: int, peers: bool) -> dict[str, Any]:
+    payload: dict[str, Any] = {}
+    bench.measure("cpu", repeats, peers, payload)
+    return payload
+
+
 def test_a_peer_that_computes_something_else_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "peer", lambda config, precision, device: Fake(config, 1.01))
     with pytest.raises(RuntimeError, match=r"mamba-ssm, concat: .* is off by .* times of different things"):
-        bench.measure("cpu", 1, True)
+        measured(1, True)
 
 
 def test_a_check_that_sees_no_boundaries_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +90,7 @@ def test_gradients_of_other_parameters_do_not_agree() -> None:
 
 
 def test_the_record_of_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    payload = json.loads(json.dumps(bench.measure("cpu", 2, True)))
+    payload = json.loads(json.dumps(measured(2, True)))
     parts = [(one["package"], one["step"], one["precision"], one["tokens"]) for one in payload["timed"]]
     assert parts == [
         ("mamba-lab", "packed", "autocast", 100),
@@ -103,14 +111,31 @@ def test_the_record_of_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(payload["lengths"]["200"]) == 200
 
 
+def test_an_interrupted_run_keeps_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
+        payload |= {"timed": [], "profiles": {}, "skipped": {}}
+        bench.add(payload, "mamba-lab", "packed", "autocast", bench.measure_step(*step, 1))
+        raise KeyboardInterrupt
+
+    step = (bench.packed, MambaLM(SMALL), "float32", bench.pack(100, "cpu"))
+    monkeypatch.setattr(bench, "measure", interrupted)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(1, tmp_path, True)
+    (one,) = read_record("model-cuda-interrupted", folder=tmp_path)["results"]["timed"]
+    assert (one["package"], one["tokens"]) == ("mamba-lab", 100)
+
+
 def test_without_the_peer_ours_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench, "load", lambda: "mamba_ssm is not installed; see environment-peers.yml")
-    payload = bench.measure("cpu", 1, True)
+    payload = measured(1, True)
     assert {one["package"] for one in payload["timed"]} == {"mamba-lab"}
     assert payload["checked"] == {}
     assert "mamba-ssm: skipped, mamba_ssm is not installed" in model_cuda_table.table(payload)
     assert "mamba-ssm: skipped" in capsys.readouterr().out
-    assert bench.measure("cpu", 1, False)["skipped"] == {"mamba-ssm": "not asked for"}
+    assert measured(1, False)["skipped"] == {"mamba-ssm": "not asked for"}
 
 
 def test_a_step_that_does_not_fit_says_so() -> None:

@@ -299,7 +299,9 @@ def test_the_gpus_part_on_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         "causal-conv1d": operator_cuda_peers.Peer(missing, "pip install it"),
     }
     monkeypatch.setattr(operators_cuda, "PEERS", peers)
-    payload = json.loads(json.dumps(operators_cuda.measure("cpu", 2, peers=True)))
+    payload: dict[str, Any] = {}
+    operators_cuda.measure("cpu", 2, True, payload)
+    payload = json.loads(json.dumps(payload))
     assert payload["skipped"] == {"causal-conv1d": "causal_conv1d is not installed; pip install it"}
     scan, convolution = payload["timed"]
     own = {"packed", "one_sequence", "packed_reference", "one_sequence_reference"}
@@ -317,6 +319,20 @@ def test_the_gpus_part_on_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     (line,) = [words for words in lines if words[:1] == ["ssm_pack"] and words[3:5] == ["packed", "forward"]]
     assert line[-2:] == ["0.50", "50%"]
     assert "causal-conv1d: skipped, causal_conv1d is not installed; pip install it" in text
+
+
+def test_an_interrupted_run_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
+        ceilings = {"copy_bytes_per_second": 1e12, "exp2_per_second": None}
+        sizes = {"bytes": {"forward": 1, "backward": 2}, "exponentials": None}
+        payload |= {"ceilings": ceilings, "skipped": {}, "timed": [timed("selective_scan_fn") | sizes]}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operators_cuda, "measure", interrupted)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        operators_cuda.run(1, tmp_path, True)
+    assert read_record("operators-cuda-interrupted", folder=tmp_path)["results"]["timed"][0]["tokens"] == 4096
 
 
 def test_a_wrong_peer_on_the_gpu_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,31 @@ def test_speed_leaves_the_weights_alone() -> None:
         speed(model, bench.train_config("fixed", RUN, "cpu"), corpus, micro_batches=2, steps=90, bf16=False)
 
 
+def test_steps_of_several_sizes(
+    payload: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "GPU_RUN", RUN)
+    monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 2), ("small", SMALL, 1, 4, 1)))
+    parts = bench.measure_steps(load_corpus("chat")[:14], "cpu")
+    assert [(part["model"], part["rows"], part["positions"]) for part in parts] == [
+        ("small", 2, 192),
+        ("small", 1, 384),
+    ]
+    for part, micro_batches, steps in zip(parts, (1, 4), (2, 1), strict=True):
+        assert list(part["schemes"]) == list(SCHEMES)
+        for scheme, found in part["schemes"].items():
+            assert len(found["seconds"]) == steps
+            if scheme != "one-at-a-time":
+                assert found["micro_batches"] == micro_batches * steps
+        same = [part["schemes"][scheme]["losses"] for scheme in ("packed-greedy", "one-at-a-time")]
+        assert same[0] == pytest.approx(same[1], rel=1e-5)
+        assert part["schemes"]["fixed"]["positions"] == part["positions"] * steps
+    printed = bench.table(payload | {"steps": parts})
+    assert "small, 384 positions a step" in printed
+    assert printed.count("\npacked-greedy") == 3
+    assert "small, 192 positions: fixed: " in capsys.readouterr().out
+
+
 def test_every_scheme_starts_from_the_same_weights() -> None:
     model = bench.make_model(SMALL, "cpu")
     start = {name: value.clone() for name, value in model.state_dict().items()}
