@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mamba_lab.log import logger
+
 if TYPE_CHECKING:
     from mamba_lab.training import StepMetrics, TrainConfig, TrainResult
 
@@ -77,8 +79,6 @@ def run(args: argparse.Namespace) -> int:
         from mamba_lab.training import TrainConfig, train
     except ModuleNotFoundError as error:  # its message names the extra
         raise ValueError(str(error)) from error
-    import torch
-
     config = TrainConfig.from_toml(_settings(args.config), args.overrides)
     if args.dry_run:
         return _dry_run(config)
@@ -87,11 +87,13 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(
                 "--resume needs training.output_dir, where the checkpoints are. Set it, or give --resume-from."
             )
-        print("training.output_dir is not set: neither numbers nor weights are kept.", file=sys.stderr)
-    lines = Lines(quiet=config.logging.progress is not None or _is_terminal())
+        logger.warning("training.output_dir is not set: neither numbers nor weights are kept")
+    lines = Lines(quiet=config.logging.progress is not None or sys.stderr is None or sys.stderr.isatty())
     try:
         result = train(config, resume=args.resume_from or args.resume, on_step=lines)
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
         raise ValueError(_out_of_memory(config, str(error))) from error
     print(closing_lines(result, args.config))
     return 1 if result.stopped == "nonfinite" else 0
@@ -127,7 +129,7 @@ def closing_lines(result: TrainResult, config: str) -> str:
         "signal": "stopped",
         "nonfinite": "ended by a loss or gradient that is not finite",
     }[result.stopped]
-    parts = [f"{why} after {result.steps:,} steps, {result.tokens:,} tokens, {result.seconds:,.0f} s in steps."]
+    parts = [f"{why} after {_n(result.steps, 'step')}, {result.tokens:,} tokens, {result.seconds:,.0f} s in steps."]
     if result.history:
         few = max(1, min(20, len(result.history) // 5))
         first = sum(step.loss for step in result.history[:few]) / few
@@ -137,7 +139,7 @@ def closing_lines(result: TrainResult, config: str) -> str:
         parts.append(f"Validation loss {result.validation[-1][1]:.3f}.")
     lines = [" ".join(parts)]
     if skipped := sum(step.skipped for step in result.history):
-        lines.append(f"{skipped:,} steps left the weights as they were: see the warnings.")
+        lines.append(f"{_n(skipped, 'step')} left the weights as they were: see the warnings.")
     if result.folder is not None:
         lines.append(f"{_short(result.folder)}: settings, metrics.jsonl, checkpoints.")
         if result.stopped == "signal":
@@ -177,13 +179,24 @@ def _settings(name: str) -> str:
         return name
 
 
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was what was missing. Of the CPU's PyTorch says so in words alone."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
+
+
 def _out_of_memory(config: TrainConfig, message: str) -> str:
     remedies = [] if config.training.gradient_checkpointing else ["training.gradient_checkpointing=true"]
     remedies += ["half of packing.capacity"] if config.packing.rows == 1 else ["packing.rows=1"]
     return (
-        f"the GPU's memory does not suffice: {message.splitlines()[0] if message else 'out of memory'} "
+        f"memory does not suffice for this model and batch: {message.splitlines()[0] if message else 'out of memory'} "
         f"Try --set {' or '.join(remedies)}, and more training.gradient_accumulation_steps to keep the step's size."
     )
+
+
+def _n(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _short(folder: Path) -> Path:
@@ -191,7 +204,3 @@ def _short(folder: Path) -> Path:
         return folder.relative_to(Path.cwd())
     except (ValueError, OSError):
         return folder
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()

@@ -36,7 +36,8 @@ CORE = ["mamba_lab", "mamba_lab.ops", "mamba_lab.batching", "mamba_lab.models", 
 CORE += ["mamba_lab.models.tiny", "mamba_lab.models.checkpoint", "mamba_lab.models.generate"]
 CORE += ["mamba_lab.ops.build", "mamba_lab.ops.prebuild", "mamba_lab.doctor", "mamba_lab.cli"]
 TRAIN = ["mamba_lab.corpus", "mamba_lab.tokenizer", "mamba_lab.example", "mamba_lab.bench.batching", "datasets", "tqdm"]
-TRAIN += ["mamba_lab.bench.packing"]
+TRAIN += ["mamba_lab.bench.packing", "mamba_lab.training", "mamba_lab.training.config_file", "torch.utils.tensorboard"]
+TRAIN += ["mamba_lab.train_command", "mamba_lab.generate_command"]
 DEV = ["build", "editables", "hatchling", "hypothesis", "mypy", "nbval", "pre_commit", "pytest", "xdist"]
 
 CHILD = """
@@ -115,6 +116,11 @@ def test_the_core_is_torch_and_numpy() -> None:
 
 def test_the_core_imports_with_nothing_but_the_core() -> None:
     assert import_under([], CORE, control="tokenizers") == len(CORE)
+
+
+def test_training_says_which_extra_it_needs() -> None:
+    with pytest.raises(AssertionError, match=r"needs \w+: pip install 'mamba-lab\[train\]'"):
+        import_under([], ["mamba_lab.training"], control="tokenizers")
 
 
 def test_the_core_starts_without_the_compiler() -> None:

@@ -34,6 +34,8 @@ tokenizer = load_tokenizer()
 assert tokenizer.decode(tokenizer.encode("Wörter, words, 言葉")) == "Wörter, words, 言葉"
 from mamba_lab.corpus import load_corpus
 assert len(load_corpus("chat")) > 100
+from mamba_lab.training import TrainConfig
+assert TrainConfig.from_toml("tune-chat").data.teach == "assistant"
 print("works elsewhere")
 """
 
@@ -55,9 +57,11 @@ def test_the_wheel_holds_all_that_is_read_at_run_time(built: tuple[Path, Path]) 
     package = {f"mamba_lab/{path.relative_to(ROOT / 'mamba_lab').as_posix()}" for path in _files(ROOT / "mamba_lab")}
     sources = {f"mamba_lab/_csrc/{path.relative_to(ROOT / 'csrc').as_posix()}" for path in _files(ROOT / "csrc")}
     data = {f"mamba_lab/_data/{path.relative_to(ROOT / 'data').as_posix()}" for path in _files(ROOT / "data")}
+    configs = {f"mamba_lab/_configs/{path.name}" for path in _files(ROOT / "configs")}
+    assert "mamba_lab/_configs/pretrain-docs.toml" in configs
     assert "mamba_lab/_csrc/cpu/token_budget.cpp" in sources
     assert "mamba_lab/_data/tokenizer.json" in data
-    for expected in (package, sources, data):
+    for expected in (package, sources, data, configs):
         assert expected <= names, sorted(expected - names)
     foreign = {name for name in names if not name.startswith(("mamba_lab/", "mamba_lab-"))}
     assert foreign == set()
@@ -81,7 +85,17 @@ def test_the_wheel_brings_the_licences_and_the_command(built: tuple[Path, Path])
 def test_the_sdist_has_no_strays(built: tuple[Path, Path]) -> None:
     with tarfile.open(built[0]) as sdist:
         tops = {Path(name).parts[1] for name in sdist.getnames() if len(Path(name).parts) > 1}
-    assert tops <= {"mamba_lab", "csrc", "data", "LICENSE", "README.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
+    assert tops <= {
+        "mamba_lab",
+        "configs",
+        "csrc",
+        "data",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        "PKG-INFO",
+        ".gitignore",
+    }
 
 
 def test_the_wheel_works_in_another_place(built: tuple[Path, Path], tmp_path: Path) -> None:

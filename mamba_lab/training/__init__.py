@@ -8,6 +8,7 @@ Needs the extra ``train``: pip install 'mamba-lab[train]'.
 
 from __future__ import annotations
 
+from . import _extra as _extra
 from .checkpoint import CheckpointError, find_checkpoint, latest_checkpoint
 from .config import ConfigError, TrainConfig, TrainingConfig
 from .data import TrainingData

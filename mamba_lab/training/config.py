@@ -16,17 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from mamba_lab.batching._checks import INT32_MAX, INT64_MAX
 from mamba_lab.models.config import MambaConfig
-
-try:
-    from annotated_types import Ge, Gt, Le, Lt
-    from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"mamba_lab.training needs {error.name}: pip install 'mamba-lab[train]'.", name=error.name
-    ) from error
 
 from .config_errors import ConfigError, Problem, problems_of, shown
 

@@ -17,12 +17,7 @@ from .config_errors import ConfigError, accepts, printable, shown, unknown_key
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    try:
-        import tomli as tomllib
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "mamba_lab.training needs tomli on Python 3.10: pip install 'mamba-lab[train]'.", name=error.name
-        ) from error
+    import tomli as tomllib
 
 __all__ = ["dump", "merged", "parse_override", "read"]
 

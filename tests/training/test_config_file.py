@@ -241,7 +241,7 @@ def test_the_parts_of_an_override() -> None:
     assert parse_override("training.seed=none") == ("training", "seed", None)
 
 
-@pytest.mark.parametrize("missing", ["pydantic", "annotated_types"])
+@pytest.mark.parametrize("missing", ["pydantic", "safetensors"])
 def test_a_missing_library_is_named_with_its_remedy(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import mamba_lab.training"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

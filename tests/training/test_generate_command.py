@@ -135,8 +135,11 @@ def test_a_run_on_conversations_answers(
         ),
         (["my", "--prompt-file", "."], "--prompt-file is ., which cannot be read: Is a directory."),
         (["my", "--prompt-file", "a\0b"], "--prompt-file is a"),
-        (["./no", "--prompt", "a"], "there is no folder './no'. Give a folder with config.json, or a hub id such as "),
-        (["no", "--prompt", "a"], "there is no folder 'no'. Give a folder with config.json, or a hub id such as "),
+        (
+            ["./no", "--prompt", "a"],
+            "there is no folder ./no. Give a run's, a checkpoint's, a saved model's, or a hub id.",
+        ),
+        (["no", "--prompt", "a"], "there is no folder no. Give a run's, a checkpoint's, a saved model's, or a hub id."),
         (["", "--prompt", "a"], ""),
         (["a\0b", "--prompt", "a"], ""),
         ([".", "--prompt", "a"], "the checkpoint has no config.json. Is this a checkpoint's folder?"),
