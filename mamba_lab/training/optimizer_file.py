@@ -48,7 +48,7 @@ def fit_optimizer(
     """A function that sets the optimiser to what ``read_optimizer`` gave; whether it fits is checked here.
 
     Raises:
-        ValueError: another kind of optimiser, other groups, other parameters or shapes; the message names them.
+        ValueError: another kind of optimiser, other groups, other parameters; the message names them.
     """
     if rest["kind"] != type(optimizer).__name__:
         raise ValueError(f"the optimiser is {rest['kind']} in the checkpoint and {type(optimizer).__name__} here")
@@ -60,17 +60,9 @@ def fit_optimizer(
         what = f"{odd[0]} is only {'here' if odd[0] in here else 'in the checkpoint'}" if odd else "the groups differ"
         raise ValueError(f"the optimiser's parameters are not those of the checkpoint: {what}")
     numbers = {name: number for number, name in enumerate(here)}
-    parameters = dict(zip(numbers, (each for group in optimizer.param_groups for each in group["params"]), strict=True))
     state: dict[int, dict[str, Any]] = {}
     for full, tensor in tensors.items():
         name, _, key = full.rpartition("/")
-        if name not in numbers:
-            raise ValueError(f"the optimiser has no parameter {name}")
-        if tensor.dim() and tensor.shape != parameters[name].shape:
-            raise ValueError(
-                f"the optimiser's {full} is {list(tensor.shape)} in the checkpoint, and {name} is "
-                f"{list(parameters[name].shape)} here"
-            )
         state.setdefault(numbers[name], {})[key] = tensor
     for name, entry in rest["values"].items():
         state.setdefault(numbers[name], {}).update(entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -67,8 +68,15 @@ def open_run(
     require_writable_folder(path, "training.output_dir")
     with _alone(path):
         root = path / "checkpoints"
-        clean_up(root)
-        yield RunFolder(path, _start(path, root, resume))
+        require_writable_folder(root, "training.output_dir's folder of checkpoints")
+        try:
+            clean_up(root)
+            checkpoint = _start(path, root, resume)
+        except OSError as error:
+            raise CheckpointError(
+                f"{root} cannot be set in order ({error}). Name another training.output_dir."
+            ) from error
+        yield RunFolder(path, checkpoint)
 
 
 def _start(path: Path, root: Path, resume: bool | str | os.PathLike[str]) -> Path | None:
@@ -123,18 +131,26 @@ def _alone(path: Path) -> Iterator[None]:
     import fcntl
 
     # Not removed at the end: a second process may hold the file open and wait for a name that is gone.
-    with open(path / _LOCK, "a+", encoding="utf-8") as file:
+    try:
+        file = open(path / _LOCK, "ab+", buffering=0)  # noqa: SIM115
+    except OSError as error:
+        raise ValueError(
+            f"training.output_dir {path}: {_LOCK} cannot be opened ({error.strerror}). Is it another user's? Name "
+            f"another folder."
+        ) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 file.seek(0)
+                holder = file.read().decode(errors="replace") or "unknown"
                 raise ValueError(
-                    f"another run is at work in training.output_dir {path} ({file.read().strip() or 'unknown'}). Wait "
-                    f"for its end, stop it, or name another folder."
+                    f"another run is at work in training.output_dir {path} ({holder}). Wait for its end, stop it, or "
+                    f"name another folder."
                 ) from None
             log.warning("%s: the file system has no locks (%s); start no second run there", path, error.strerror)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk: the lock holds, whoever reads its name
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield

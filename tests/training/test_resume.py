@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,42 @@ def test_a_folder_that_takes_no_files_is_named_before_any_work(tmp_path: Path, w
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     place = {"a file": tmp_path / "file", "in a file": tmp_path / "file" / "run", "a dangling link": tmp_path / "link"}
     with pytest.raises(ValueError, match=r"training\.output_dir is .* which takes no files"), open_run(place[what]):
+        pass
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_named_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("text")
+    with (
+        pytest.raises(ValueError, match=r"folder of checkpoints is .* which takes no files"),
+        open_run(tmp_path / "run"),
+    ):
+        pass
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ValueError, match=r"\.lock cannot be opened \(Is a directory\)"), open_run(tmp_path):
+        pass
+
+
+def test_a_full_disk_keeps_the_lock(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with open_run(tmp_path), pytest.raises(ValueError, match=r"another run .* \(unknown\)"), open_run(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_what_cannot_be_cleaned_up_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "a")
+
+    (tmp_path / "checkpoints" / ".step-00000004.old").mkdir(parents=True)
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(CheckpointError, match=r"cannot be set in order .*Permission denied"), open_run(tmp_path):
         pass
 
 
