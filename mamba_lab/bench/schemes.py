@@ -45,24 +45,33 @@ TOLERANCE = {"cpu": 1e-5, "cuda": 2e-3}
 def run(output: Path | None = None, device: str = "cpu") -> int:
     """Measure, print each part as it is done and a table of all, write ``schemes`` or ``schemes-cuda``. Returns 0.
 
+    Ctrl-C keeps what is measured by then, in a record with "-interrupted" in its name.
+
     Raises:
         ValueError: device is "cuda", and PyTorch sees no GPU.
         RuntimeError: packs have another loss than their sequences one at a time; nothing else would mean anything.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ValueError("device is cuda, and PyTorch sees no GPU here; mamba-lab bench schemes measures the CPU")
-    payload = measure(device)
+    name = "schemes" if device == "cpu" else f"schemes-{device}"
+    payload: dict[str, Any] = {}
+    try:
+        measure(device, payload)
+    except KeyboardInterrupt:
+        path = write_record(f"{name}-interrupted", payload, folder=output)
+        print(f"record: {path.parent.name}/{path.name}")
+        raise
     print(table(payload))
-    path = write_record("schemes" if device == "cpu" else f"schemes-{device}", payload, folder=output)
+    path = write_record(name, payload, folder=output)
     print(f"record: {path.parent.name}/{path.name}")
     return 0
 
 
-def measure(device: str) -> dict[str, Any]:
-    """The record's payload."""
+def measure(device: str, payload: dict[str, Any]) -> None:
+    """Into ``payload``: what the record holds, part by part."""
     gpu = device == "cuda"
     config, settings = (M130, GPU_RUN) if gpu else (SMALL, CPU_RUN)
-    payload: dict[str, Any] = {
+    payload |= {
         "settings": {
             "device": device,
             "corpus": CORPUS,
@@ -95,13 +104,11 @@ def measure(device: str) -> dict[str, Any]:
     payload["differences"] = differences(payload["learned"], TOLERANCE[device])
     if gpu:
         del model, start
-        payload["steps"] = measure_steps(documents, device)
-    return payload
+        measure_steps(documents, device, payload["steps"])
 
 
-def measure_steps(documents: Corpus, device: str) -> list[dict[str, Any]]:
-    """Steps of several sizes under every scheme. Within a model's part all losses are by the same weights."""
-    parts: list[dict[str, Any]] = []
+def measure_steps(documents: Corpus, device: str, parts: list[dict[str, Any]]) -> None:
+    """Into ``parts``: steps of several sizes under every scheme. All losses of a part are by the same weights."""
     model, made = None, ""
     for name, config, rows, micro_batches, steps in GPU_STEPS:
         if made != name:
@@ -113,13 +120,12 @@ def measure_steps(documents: Corpus, device: str) -> list[dict[str, Any]]:
         settings = GPU_RUN | {"rows": rows}
         positions = rows * int(settings["capacity"]) * micro_batches
         found: dict[str, Any] = {}
+        parts.append({"model": name, "config": asdict(config), "rows": rows, "positions": positions, "schemes": found})
         for scheme in SCHEMES:
             run_of = train_config(scheme, settings, device)
             bf16 = device == "cuda"
             found[scheme] = speed(model, run_of, documents, micro_batches=micro_batches, steps=steps, bf16=bf16)
             print(f"{name}, {positions:,} positions: {line(scheme, found[scheme])}", flush=True)
-        parts.append({"model": name, "config": asdict(config), "rows": rows, "positions": positions, "schemes": found})
-    return parts
 
 
 def train_config(scheme: str, settings: Mapping[str, Any], device: str) -> TrainConfig:

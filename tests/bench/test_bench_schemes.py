@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,7 +109,8 @@ def test_steps_of_several_sizes(
 ) -> None:
     monkeypatch.setattr(bench, "GPU_RUN", RUN)
     monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 2), ("small", SMALL, 1, 4, 1)))
-    parts = bench.measure_steps(load_corpus("chat")[:14], "cpu")
+    parts: list[dict[str, Any]] = []
+    bench.measure_steps(load_corpus("chat")[:14], "cpu", parts)
     assert [(part["model"], part["rows"], part["positions"]) for part in parts] == [
         ("small", 2, 192),
         ("small", 1, 384),
@@ -145,6 +147,19 @@ def test_the_command_writes_a_record_and_prints_a_table(command: tuple[dict[str,
     for scheme in SCHEMES:
         assert out.count(f"\n{scheme}") + out.startswith(scheme) == 2  # as it is done, and in the table
     assert "Largest difference of a step's loss from the packs'" in out
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        if arguments[2].packing.scheme == "bucketed":
+            raise KeyboardInterrupt
+        return learn(*arguments, **options)
+
+    monkeypatch.setattr(bench, "learn", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["schemes-interrupted.json"]
+    assert list(read_record("schemes-interrupted", folder=tmp_path)["results"]["learned"]) == ["fixed", "padded"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
