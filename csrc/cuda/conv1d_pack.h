@@ -1,6 +1,6 @@
 // What the convolution's passes share on the GPU: how a thread reads rows, where sequences start, one token's sum.
 //
-// A warp works on a tile: `Span` tokens of 32 * C neighbouring channels, C of them in each thread. A thread walks down
+// A warp works on a tile: `span` tokens of 32 * C neighbouring channels, C of them in each thread. A thread walks down
 // its tile with the last inputs in registers, so each row is read once. Tiles may lie anywhere: a token's sum has the
 // same terms in the same order wherever its tile begins.
 

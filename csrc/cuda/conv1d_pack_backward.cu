@@ -234,7 +234,7 @@ __global__ void initial_states(const Problem p, const Gradients out) {
       through_silu<1>(g, sum, g);
     }
     taps.push(now, before);
-    // dstate[k] is of the input k + 1 - reach... tokens before the start: its age at token t is t + reach - k.
+    // Entry k of a state is reach - k tokens before the start, so its age at token t is t + reach - k.
 #pragma unroll
     for (int k = 0; k < kWidest - 1; ++k) {
 #pragma unroll
