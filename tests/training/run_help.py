@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from mamba_lab.document import Document
 from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.tokenizer import END, PAD, ROLES, role_token
-from mamba_lab.training.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from mamba_lab.training.checkpoint import TrainState, find_checkpoint, load_checkpoint, save_checkpoint
 from mamba_lab.training.config import TrainConfig
 from mamba_lab.training.loop import TrainResult, train
 from mamba_lab.training.metrics import StepMetrics
@@ -105,6 +106,29 @@ def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
 
 
 SIZES: dict[str, Any] = {"d_model": 8, "n_layer": 2, "vocab_size": 21, "d_state": 4}
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies beside the checkpoints of a run, and they themselves."""
+    return sorted(each.name for each in (folder / "checkpoints").iterdir())
+
+
+def assert_same_run(folder: Path, one: TrainResult, other: TrainResult, *, history: bool = True) -> None:
+    """The runs "whole" and "part" in ``folder``, to the bit: weights, moments, place, watch, random numbers, lines."""
+    assert same_weights(one.model, other.model)
+    assert one.validation == other.validation
+    assert (one.steps, one.stopped, one.tokens) == (other.steps, other.stopped, other.tokens)
+    assert lines(folder / "whole") == lines(folder / "part")
+    paths = [find_checkpoint(folder / name) for name in ("whole", "part")]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert paths[0].joinpath(name).read_bytes() == paths[1].joinpath(name).read_bytes(), name
+    rest = [json.loads((path / "trainer.json").read_text()) for path in paths]
+    for values in rest:
+        del values["state"]["counters"]["seconds"]
+    assert rest[0] == rest[1]
+    if history:
+        wanted = [without_clock(step.to_dict()) for step in one.history]
+        assert [without_clock(step.to_dict()) for step in other.history] == wanted[-len(other.history) :]
 
 
 class Run:
