@@ -107,7 +107,7 @@ def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> 
         "checked": check(device) if missing is None else {},
         "lengths": {str(tokens): published_pack(tokens) for tokens in TOKENS},
         "timed": [],
-        "profiles": {},
+        "profiles": [],
     }
     for precision in PRECISIONS:
         measure_ours(precision, device, repeats, payload)
@@ -122,8 +122,7 @@ def measure_ours(precision: str, device: str, repeats: int, payload: dict[str, A
         batch = pack(tokens, device)
         add(payload, "mamba-lab", "packed", precision, measure_step(packed, model, precision, batch, repeats))
         if precision == PRECISIONS[0]:
-            step = prepared(packed, model, precision, batch)
-            payload["profiles"][str(tokens)] = step_profile.measure(step, device)
+            add_profile(payload, "mamba-lab", "packed", precision, packed, model, batch)
 
 
 def measure_peer(precision: str, device: str, repeats: int, payload: dict[str, Any]) -> None:
@@ -134,6 +133,19 @@ def measure_peer(precision: str, device: str, repeats: int, payload: dict[str, A
             if precision == PRECISIONS[0] or name in SHORT:
                 found = measure_step(step, model, precision, pack(tokens, device), repeats)
                 add(payload, "mamba-ssm", name, precision, found)
+        if precision == PRECISIONS[0] and tokens == TOKENS[0]:
+            concat = PEER_STEPS["concat"]
+            add_profile(payload, "mamba-ssm", "concat", precision, concat, model, pack(tokens, device))
+
+
+def add_profile(
+    payload: dict[str, Any], package: str, name: str, precision: str, step: Step, model: nn.Module, batch: Pack
+) -> None:
+    """Add where the GPU's time of a step goes."""
+    found = step_profile.measure(prepared(step, model, precision, batch), batch.ids.device.type)
+    what = {"package": package, "step": name, "precision": precision, "tokens": batch.ids.shape[1]}
+    payload["profiles"].append(what | found)
+    model.zero_grad(set_to_none=True)
 
 
 def add(payload: dict[str, Any], package: str, name: str, precision: str, found: Mapping[str, Any]) -> None:

@@ -25,10 +25,11 @@ def table(payload: Mapping[str, Any]) -> str:
         said = "-" if peak is None else f"{peak / 2**30:.1f}"
         rows.append((*sizes, f"{one['tokens'] / seconds:,.0f}", f"{seconds * 1e3:.1f}", said, faster, larger))
     lines = aligned(rows)
-    for tokens, profile in payload["profiles"].items():
+    for profile in payload["profiles"]:
         if not profile["busy_seconds"]:
             continue
-        lines += ["", f"packed step of {int(tokens):,} tokens: {profile['seconds'] * 1e3:.1f} ms with the profiler on"]
+        what = f"{profile['package']}, {profile['step']}, {profile['precision']}, {profile['tokens']:,} tokens"
+        lines += ["", f"{what}: the GPU works {profile['busy_seconds'] * 1e3:.1f} ms of a step"]
         shares = [("kind", "ms", "share of the GPU's time")]
         for kind, taken in profile["kinds"].items():
             shares.append((kind, f"{taken * 1e3:.2f}", f"{taken / profile['busy_seconds']:.1%}"))

@@ -12,7 +12,7 @@ KINDS = {
     "scan backward": ("scan_backward", "selective_scan_bwd"),
     "scan forward": ("scan_forward", "selective_scan_fwd"),
     "partial sums": ("sum_parts", "add_up"),
-    "convolution": ("conv1d",),
+    "convolution": ("conv1d", "::conv::"),
     "matrix products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "gemv"),
     "norm and residual": ("norm",),
     "loss": ("softmax", "nll_loss", "cross_entropy"),

@@ -18,7 +18,8 @@ from mamba_lab.ops._schemas import operator
 # Logits in one chunk. On a CPU a chunk and its gradient stay in the last cache; a GPU wants larger products, and fewer
 # sums of the weight's gradient.
 _CHUNK_LOGITS = {"cpu": 2**20}
-_CHUNK_LOGITS_ELSEWHERE = 2**26
+_CHUNK_LOGITS_ELSEWHERE = 2**27
+_TILE = 256  # rows of a matrix product's tiles on a GPU: a chunk of whole tiles wastes none
 
 
 def chunked_cross_entropy(
@@ -93,7 +94,8 @@ def cross_entropy_of_module(
 
 def chunk_tokens(vocab_size: int, device: str) -> int:
     """Tokens whose logits are made at a time: set by V and the kind of device alone, never by T."""
-    return max(_CHUNK_LOGITS.get(device, _CHUNK_LOGITS_ELSEWHERE) // vocab_size, 64)
+    tokens = _CHUNK_LOGITS.get(device, _CHUNK_LOGITS_ELSEWHERE) // vocab_size
+    return max(tokens if device == "cpu" else tokens - tokens % _TILE, 64)
 
 
 def _heard(hidden: Tensor, share: Tensor) -> Tensor:

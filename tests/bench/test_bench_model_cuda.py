@@ -107,7 +107,8 @@ def test_the_record_of_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mamba-ssm", "concat", "bfloat16", 200),
     ]
     assert all(len(one["seconds"]) == 2 for one in payload["timed"])
-    assert set(payload["profiles"]) == {"100", "200"}
+    profiled = [(one["package"], one["step"], one["tokens"]) for one in payload["profiles"]]
+    assert profiled == [("mamba-lab", "packed", 100), ("mamba-lab", "packed", 200), ("mamba-ssm", "concat", 100)]
     assert sum(payload["lengths"]["200"]) == 200
 
 
@@ -115,7 +116,7 @@ def test_an_interrupted_run_keeps_what_it_has(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
-        payload |= {"timed": [], "profiles": {}, "skipped": {}}
+        payload |= {"timed": [], "profiles": [], "skipped": {}}
         bench.add(payload, "mamba-lab", "packed", "autocast", bench.measure_step(*step, 1))
         raise KeyboardInterrupt
 
@@ -190,8 +191,16 @@ def test_the_table_compares_with_concat() -> None:
 
     padded = part("mamba-ssm", "padding", 1, None) | {"failed": "out of memory"}
     timed = [part("mamba-lab", "packed", 0.1, 3 << 30), part("mamba-ssm", "concat", 0.2, 2 << 30), padded]
-    profile = {"seconds": 0.1, "busy_seconds": 0.08, "kinds": {"scan forward": 0.06, "loss": 0.02}}
-    text = model_cuda_table.table({"timed": timed, "profiles": {"4096": profile}, "skipped": {}}).splitlines()
+    profile = {
+        "package": "mamba-lab",
+        "step": "packed",
+        "tokens": 4096,
+        "precision": "autocast",
+        "seconds": 0.1,
+        "busy_seconds": 0.08,
+        "kinds": {"scan forward": 0.06, "loss": 0.02},
+    }
+    text = model_cuda_table.table({"timed": timed, "profiles": [profile], "skipped": {}}).splitlines()
     assert text[1].split()[3:] == ["4,096", "40,960", "100.0", "3.0", "2.00", "1.500"]
     assert text[3].split()[3:] == ["4,096", "out", "of", "memory", "-", "-", "-", "-"]
     assert text[-1].split() == ["loss", "20.00", "25.0%"]
@@ -207,6 +216,7 @@ def test_the_table_compares_with_concat() -> None:
         ("void mamba_lab::ssm::(anonymous namespace)::sum_parts<__nv_bfloat16>(Sums)", "partial sums"),
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>", "casts and copies"),
         ("void causal_conv1d_bwd_kernel<Traits>(ConvParamsBwd)", "convolution"),
+        ("void mamba_lab::conv::(anonymous namespace)::forward_tiles<__nv_bfloat16, 4>(Arguments)", "convolution"),
         ("nvjet_tst_128x256_64x4_2x1_v_bz_coopB_NNT", "matrix products"),
         ("_layer_norm_fwd_1pass_kernel", "norm and residual"),
         ("void cunn_SoftMaxForward<4>", "loss"),

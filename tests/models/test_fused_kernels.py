@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from mamba_lab.models import MambaConfig, MambaLM, residual
+from mamba_lab.models.cross_entropy import chunk_tokens
 from mamba_lab.models.norm import LayerNorm
 from mamba_lab.models.residual import fusable
 
@@ -82,6 +83,11 @@ def test_what_stands_in_the_way(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPat
 def test_without_triton_nothing_is_fused(as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residual._triton_ops, "missing", lambda title: RuntimeError("no Triton"))
     assert not fusable(torch.zeros(3, 8), [])
+
+
+def test_a_chunk_of_the_loss_is_whole_tiles_on_a_gpu() -> None:
+    assert chunk_tokens(50_280, "cuda") == 2560
+    assert chunk_tokens(10**7, "cuda") == 64
 
 
 @pytest.mark.parametrize("kernel", ["loss", "norm forward", "norm backward"])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .kernel import ROUNDED, on_device_of
 
-ROWS = 16
+ROWS = 8
 """Tokens whose part of the weight's gradient one program adds up."""
 
 
