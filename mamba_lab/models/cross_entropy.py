@@ -95,7 +95,7 @@ def cross_entropy_of_module(
 def chunk_tokens(vocab_size: int, device: str) -> int:
     """Tokens whose logits are made at a time: set by V and the kind of device alone, never by T."""
     tokens = _CHUNK_LOGITS.get(device, _CHUNK_LOGITS_ELSEWHERE) // vocab_size
-    return max(tokens if device == "cpu" else tokens - tokens % _TILE, 64)
+    return max(tokens - tokens % _TILE if device != "cpu" and tokens > _TILE else tokens, 64)
 
 
 def _heard(hidden: Tensor, share: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ def test_without_triton_nothing_is_fused(as_on_a_gpu: None, monkeypatch: pytest.
 
 def test_a_chunk_of_the_loss_is_whole_tiles_on_a_gpu() -> None:
     assert chunk_tokens(50_280, "cuda") == 2560
+    assert chunk_tokens(10**6, "cuda") == 134
     assert chunk_tokens(10**7, "cuda") == 64
 
 

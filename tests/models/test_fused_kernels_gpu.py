@@ -1,4 +1,4 @@
-"""The residual stream's and the loss's kernels on a GPU: PyTorch's own operators agree, and the same bits come twice."""
+"""The residual stream's and the loss's kernels on a GPU: PyTorch's operators agree, and the same bits come twice."""
 
 from __future__ import annotations
 
