@@ -69,9 +69,12 @@ def learn(
 
 
 def speed(
-    model: MambaLM, config: TrainConfig, documents: Corpus, *, micro_batches: int, steps: int, bf16: bool
+    model: MambaLM, config: TrainConfig, documents: Corpus, *, micro_batches: int, steps: int, at_most: int, bf16: bool
 ) -> dict[str, Any]:
     """Time ``steps`` steps of ``micro_batches`` each, with a learning rate of 0: the weights stay as they are.
+
+    Args:
+        at_most: of a step with more batches than that, as one sequence at a time has them, only so many are run.
 
     Raises:
         ValueError: the documents are too few for so many steps.
@@ -80,6 +83,7 @@ def speed(
     taken = list(islice(data.steps(0, micro_batches), steps))
     if len(taken) < steps or len(taken[-1]) < micro_batches:
         raise ValueError(f"the documents make no {steps} steps of {micro_batches} micro-batches; give more of them")
+    taken = [step[:at_most] for step in taken]
     optimizer = make_optimizer(model, config.training)
     for group in optimizer.param_groups:
         group["lr"] = 0.0

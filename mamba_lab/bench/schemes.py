@@ -7,6 +7,7 @@ too, and steps of 8,192 and 65,536 positions are timed, of a 130M and of a 1.4B 
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,14 +30,20 @@ M130 = MambaConfig(d_model=768, n_layer=24, vocab_size=50_277)  # state-spaces/m
 B14 = MambaConfig(d_model=2048, n_layer=48, vocab_size=50_277)  # state-spaces/mamba-1.4b
 # Documents, tokens of a row, rows of a micro-batch, targets of a step, learning rate.
 CPU_RUN = {"documents": 600, "capacity": 512, "rows": 2, "targets": 2048, "learning_rate": 3e-3}
-GPU_RUN = {"documents": 340, "capacity": 2048, "rows": 2, "targets": 8192, "learning_rate": 1e-3}
+GPU_RUN = {"documents": 170, "capacity": 2048, "rows": 2, "targets": 8192, "learning_rate": 1e-3}
 # Model, rows of 2,048 in a micro-batch, micro-batches of a step, steps.
 GPU_STEPS = (
-    ("130M", M130, 4, 1, 3),
-    ("130M", M130, 32, 1, 2),
-    ("1.4B", B14, 4, 1, 3),
     ("1.4B", B14, 4, 8, 1),
+    ("1.4B", B14, 4, 1, 2),
+    ("130M", M130, 32, 1, 1),
+    ("130M", M130, 4, 1, 2),
 )
+# Within a buffer of a stream the packs of best fit are those of "packed-greedy", so their time is too.
+TIMED = tuple(scheme for scheme in SCHEMES if scheme != "packed-best-fit")
+# Of one sequence at a time, so many of a step are timed: each takes as long as a whole pack of a small model.
+AT_MOST = 40
+# A GPU is lent by the minute: what has not begun by then is left out, and said.
+GPU_SECONDS = 65.0
 # One-at-a-time against packs, by the same weights, relative. In bfloat16 the shape of a matrix product decides how it
 # rounds.
 TOLERANCE = {"cpu": 1e-5, "cuda": 2e-3}
@@ -82,10 +89,13 @@ def measure(device: str, payload: dict[str, Any]) -> None:
             "peak_bytes": "the most that a micro-batch's forward and backward (learned) or a step (steps) holds beyond "
             "weights and optimiser, gradients among it; learned: of the micro-batch with the most positions",
             "losses_one_at_a_time, losses_concat": "of the packed run's steps, by its weights, run otherwise",
+            "at_most": f"steps: so many batches of a step are run, which cuts one-at-a-time short: {AT_MOST}",
         },
         "learned": {},
         "steps": [],
+        "left_out": [],
     }
+    started = time.monotonic()
     documents = _corpus()
     model = make_model(config, device)
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -100,32 +110,49 @@ def measure(device: str, payload: dict[str, Any]) -> None:
             compare=scheme == "packed-greedy",
         )
         payload["learned"][scheme] = found
-        print(line(scheme, found), flush=True)
+        print(f"{scheme}: {line(found)}", flush=True)
     payload["differences"] = differences(payload["learned"], TOLERANCE[device])
     if gpu:
         del model, start
-        measure_steps(documents, device, payload["steps"])
+        measure_steps(documents, device, started + GPU_SECONDS, payload)
 
 
-def measure_steps(documents: Corpus, device: str, parts: list[dict[str, Any]]) -> None:
-    """Into ``parts``: steps of several sizes under every scheme. All losses of a part are by the same weights."""
+def measure_steps(documents: Corpus, device: str, until: float, payload: dict[str, Any]) -> None:
+    """Into ``payload``: steps of several sizes under every scheme. All losses of a part are by the same weights.
+
+    Args:
+        until: of ``time.monotonic``: what has not begun by then is left out.
+    """
     model, made = None, ""
     for name, config, rows, micro_batches, steps in GPU_STEPS:
-        if made != name:
-            del model
-            gc.collect()
-            torch.cuda.empty_cache()
-            model, made = make_model(config, device), name
-        assert model is not None
         settings = GPU_RUN | {"rows": rows}
         positions = rows * int(settings["capacity"]) * micro_batches
         found: dict[str, Any] = {}
-        parts.append({"model": name, "config": asdict(config), "rows": rows, "positions": positions, "schemes": found})
-        for scheme in SCHEMES:
-            run_of = train_config(scheme, settings, device)
-            bf16 = device == "cuda"
-            found[scheme] = speed(model, run_of, documents, micro_batches=micro_batches, steps=steps, bf16=bf16)
-            print(f"{name}, {positions:,} positions: {line(scheme, found[scheme])}", flush=True)
+        part = {"model": name, "config": asdict(config), "rows": rows, "positions": positions, "schemes": found}
+        for scheme in TIMED:
+            title = f"{name}, {positions:,} positions: {scheme}"
+            if time.monotonic() > until:
+                payload["left_out"].append(title)
+                print(f"{title}: left out, the time is up", flush=True)
+                continue
+            if made != name:
+                del model
+                gc.collect()
+                torch.cuda.empty_cache()
+                model, made = make_model(config, device), name
+            assert model is not None
+            found[scheme] = speed(
+                model,
+                train_config(scheme, settings, device),
+                documents,
+                micro_batches=micro_batches,
+                steps=1 if scheme == "one-at-a-time" else steps,
+                at_most=AT_MOST,
+                bf16=device == "cuda",
+            )
+            print(f"{title}: {line(found[scheme])}", flush=True)
+        if found:
+            payload["steps"].append(part)
 
 
 def train_config(scheme: str, settings: Mapping[str, Any], device: str) -> TrainConfig:
@@ -168,9 +195,9 @@ def _largest(one: list[float], other: list[float]) -> float:
     return float(np.max([abs(a - b) / abs(a) for a, b in zip(one, other, strict=True)]))
 
 
-def line(scheme: str, found: Mapping[str, Any]) -> str:
+def line(found: Mapping[str, Any]) -> str:
     """A scheme's figures in a line."""
-    text = f"{scheme}: {tokens_per_second(found):,.0f} tokens/s, valid ratio {found['valid_ratio']:.1%}"
+    text = f"{tokens_per_second(found):,.0f} tokens/s, valid ratio {found['valid_ratio']:.1%}"
     return text + (f", validation loss {found['validation_loss']:.3f}" if "validation_loss" in found else "")
 
 
@@ -187,14 +214,14 @@ def table(payload: Mapping[str, Any]) -> str:
         (f"{part['model']}, {part['positions']:,} positions a step", part["schemes"]) for part in payload["steps"]
     ]
     for title, schemes in parts:
-        alone = tokens_per_second(schemes["one-at-a-time"])
+        alone = tokens_per_second(schemes["one-at-a-time"]) if "one-at-a-time" in schemes else None
         rows = [(title, "tokens/s", "one at a time = 1", "valid ratio", "peak MiB", "validation loss")]
         for scheme, found in schemes.items():
             rows.append(
                 (
                     scheme,
                     f"{tokens_per_second(found):,.0f}",
-                    f"{tokens_per_second(found) / alone:.2f}",
+                    "-" if alone is None else f"{tokens_per_second(found) / alone:.2f}",
                     f"{found['valid_ratio']:.1%}",
                     "-" if found["peak_bytes"] is None else f"{found['peak_bytes'] / 2**20:,.0f}",
                     f"{found['validation_loss']:.3f}" if "validation_loss" in found else "-",

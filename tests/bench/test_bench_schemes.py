@@ -95,13 +95,15 @@ def test_speed_leaves_the_weights_alone() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     corpus = load_corpus("chat")[:14]
     for scheme in SCHEMES:
-        found = speed(model, bench.train_config(scheme, RUN, "cpu"), corpus, micro_batches=2, steps=2, bf16=False)
+        found = speed(
+            model, bench.train_config(scheme, RUN, "cpu"), corpus, micro_batches=2, steps=2, at_most=99, bf16=False
+        )
         assert len(found["seconds"]) == 2
         assert found["peak_bytes"] is None  # a GPU's allocator tells
         assert found["tokens"] == sum(found["tokens_of_steps"])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match="the documents make no 90 steps of 2 micro-batches"):
-        speed(model, bench.train_config("fixed", RUN, "cpu"), corpus, micro_batches=2, steps=90, bf16=False)
+        speed(model, bench.train_config("fixed", RUN, "cpu"), corpus, micro_batches=2, steps=90, at_most=9, bf16=False)
 
 
 def test_steps_of_several_sizes(
@@ -109,25 +111,45 @@ def test_steps_of_several_sizes(
 ) -> None:
     monkeypatch.setattr(bench, "GPU_RUN", RUN)
     monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 2), ("small", SMALL, 1, 4, 1)))
-    parts: list[dict[str, Any]] = []
-    bench.measure_steps(load_corpus("chat")[:14], "cpu", parts)
+    monkeypatch.setattr(bench, "AT_MOST", 8)
+    into: dict[str, Any] = {"steps": [], "left_out": []}
+    bench.measure_steps(load_corpus("chat")[:14], "cpu", float("inf"), into)
+    parts = into["steps"]
+    assert into["left_out"] == []
     assert [(part["model"], part["rows"], part["positions"]) for part in parts] == [
         ("small", 2, 192),
         ("small", 1, 384),
     ]
     for part, micro_batches, steps in zip(parts, (1, 4), (2, 1), strict=True):
-        assert list(part["schemes"]) == list(SCHEMES)
-        for scheme, found in part["schemes"].items():
+        assert list(part["schemes"]) == [scheme for scheme in SCHEMES if scheme != "packed-best-fit"]
+        alone = part["schemes"].pop("one-at-a-time")
+        assert len(alone["seconds"]) == 1
+        assert alone["micro_batches"] <= 8
+        for found in part["schemes"].values():
             assert len(found["seconds"]) == steps
-            if scheme != "one-at-a-time":
-                assert found["micro_batches"] == micro_batches * steps
-        same = [part["schemes"][scheme]["losses"] for scheme in ("packed-greedy", "one-at-a-time")]
-        assert same[0] == pytest.approx(same[1], rel=1e-5)
+            assert found["micro_batches"] == micro_batches * steps
+        if alone["micro_batches"] < 8:  # the whole first step
+            first = part["schemes"]["packed-greedy"]["losses"][0]
+            assert alone["losses"] == [pytest.approx(first, rel=1e-5)]
         assert part["schemes"]["fixed"]["positions"] == part["positions"] * steps
     printed = bench.table(payload | {"steps": parts})
     assert "small, 384 positions a step" in printed
     assert printed.count("\npacked-greedy") == 3
     assert "small, 192 positions: fixed: " in capsys.readouterr().out
+
+
+def test_what_has_not_begun_in_time_is_left_out_and_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "GPU_RUN", RUN)
+    monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 1),))
+    monkeypatch.setattr(bench, "make_model", None)  # not even made
+    into: dict[str, Any] = {"steps": [], "left_out": []}
+    bench.measure_steps(load_corpus("chat")[:14], "cpu", 0.0, into)
+    assert into["steps"] == []
+    assert into["left_out"][0] == "small, 192 positions: fixed"
+    assert len(into["left_out"]) == len(SCHEMES) - 1
+    assert "small, 192 positions: fixed: left out, the time is up" in capsys.readouterr().out
 
 
 def test_every_scheme_starts_from_the_same_weights() -> None:
