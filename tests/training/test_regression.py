@@ -152,6 +152,22 @@ def test_the_loop_repeats_itself_and_its_steps_are_the_settings() -> None:
     assert train(seed=1).losses != one.losses
     assert train(learning_rate=1e-5).losses[0] == one.losses[0]
     assert train(learning_rate=1e-5).losses[1:] != one.losses[1:]
+    assert train(warmup_steps=50).losses[0] == one.losses[0]
+    assert train(warmup_steps=50).losses[1:] != one.losses[1:]  # the schedule is followed
+
+
+def test_every_epoch_has_its_own_order() -> None:
+    seen: list[float] = []
+
+    def distance(prediction: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        seen.append(float(target.sum()))
+        return (prediction - target).square()
+
+    training = TrainingConfig(num_train_epochs=4, device="cpu")
+    train_regressor(model(), some_series([8] * 6), training, capacity=8, distance=distance)
+    epochs = [tuple(seen[at : at + 6]) for at in range(0, 24, 6)]
+    assert len({tuple(sorted(epoch)) for epoch in epochs}) == 1
+    assert len(set(epochs)) > 1
 
 
 def test_own_targets_of_another_width() -> None:
