@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import signal
 import threading
@@ -61,7 +62,8 @@ class StopRequests:
         if self.requested is None:
             self.requested, self._since = name, now
             again = "press Ctrl-C again" if number == signal.SIGINT else "send it again"
-            log.warning("%s: stopping after this step, with a checkpoint; %s to end at once", name, again)
+            with contextlib.suppress(RuntimeError):  # the signal came while that stream was being written to
+                log.warning("%s: stopping after this step, with a checkpoint; %s to end at once", name, again)
         elif now - self._since >= SAME_PRESS_SECONDS:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt

@@ -13,12 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from kill_help import Forks
 from run_help import Run, config, lines, run, same_weights
 
 from mamba_lab.training.checkpoint import find_checkpoint
 from mamba_lab.training.manifest import verify
 from mamba_lab.training.run_folder import open_run
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in the processes to kill: the last bits of a sum may depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_help import SCHEMES, assert_same_run, config, documents, lines, run, same_weights
+from run_help import SCHEMES, assert_same_run, config, documents, lines, run, same_weights, stopper
 
 from mamba_lab.training.checkpoint import CheckpointError, find_checkpoint
-from mamba_lab.training.loop import train
+from mamba_lab.training.loop import TrainResult, train
 from mamba_lab.training.metrics_file import read_metrics
 
 # To the bit
@@ -70,6 +71,26 @@ def test_other_loader_workers_go_on_to_the_bit(tmp_path: Path, first: int, then:
     run(config(tmp_path, tmp_path / "part", packing={"workers": first}), stop_at=7)
     rest = run(config(tmp_path, tmp_path / "part", packing={"workers": then, "prefetch": 1}), resume=True)
     assert_same_run(tmp_path, whole, rest)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_streamed_file_goes_on_to_the_bit(tmp_path: Path, workers: int) -> None:
+    texts = "".join(json.dumps({"text": each.text}) + "\n" for each in documents())
+    (tmp_path / "texts.jsonl").write_text(texts)
+
+    def streamed(name: str, workers: int, stop_at: int | None = None, resume: bool = False) -> TrainResult:
+        settings = config(
+            tmp_path,
+            tmp_path / name,
+            data={"corpus": str(tmp_path / "texts.jsonl"), "streaming": True},
+            packing={"workers": workers},
+            training={"max_steps": 20},
+        )
+        return train(settings, on_step=stopper(stop_at), resume=resume)
+
+    whole = streamed("whole", workers)
+    streamed("part", workers, stop_at=9)
+    assert_same_run(tmp_path, whole, streamed("part", 2 - workers, resume=True))
 
 
 def test_what_the_watch_remembers_goes_on(tmp_path: Path) -> None:

@@ -112,6 +112,18 @@ def test_a_handler_of_a_library_in_c_cannot_be_put_back(monkeypatch: pytest.Monk
     assert calls[-1][1] is signal.SIG_DFL
 
 
+def test_a_signal_while_a_line_is_being_written_asks_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python refuses to write to a stream from a handler that has interrupted a write to it."""
+
+    def refuses(*_: object) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+    monkeypatch.setattr(signals.log, "warning", refuses)
+    with StopRequests() as stop:
+        send(signal.SIGTERM)
+        assert stop.requested == "SIGTERM"
+
+
 def test_in_another_thread_nothing_is_touched() -> None:
     found: list[Any] = []
 
