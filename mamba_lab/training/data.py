@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +13,19 @@ import torch
 
 from mamba_lab.batching import Batch, PackedStream, pack_best_fit
 from mamba_lab.batching._checks import as_int, shown
-from mamba_lab.corpus import Corpus, CorpusStream, Document, load_corpus
+from mamba_lab.corpus import Corpus, CorpusStream, Document
 from mamba_lab.log import log_once, logger
-from mamba_lab.tokenizer import Tokenizer, load_tokenizer
+from mamba_lab.tokenizer import Tokenizer
 
 from .documents import DataCounts, Sequences, prepare
 from .planned import Rows, dealt
+from .reading import read_corpus, read_tokenizer, stream_corpus
 from .schemes import make_scheme
 from .streamed import StreamedDocuments
 from .weights import sequence_weights
 
 if TYPE_CHECKING:
-    from .config import DataConfig, TrainConfig
+    from .config import TrainConfig
 
 _KEYS = ("epoch", "place", "part", "batches", "settings")
 
@@ -67,7 +68,7 @@ class TrainingData:
         if self.rank >= self.world_size:
             raise ValueError(f"rank is {rank}, but world_size {world_size} has ranks 0 to {self.world_size - 1}.")
         self._config, packing = config, config.packing
-        self.tokenizer: Tokenizer = _load_tokenizer(config.data.tokenizer)
+        self.tokenizer: Tokenizer = read_tokenizer(config.data)
         self._training: Sequences | StreamedDocuments
         self._validation: Sequences | StreamedDocuments
         self._counts: DataCounts | None = None
@@ -77,13 +78,13 @@ class TrainingData:
             chosen = ("corpus", "max_documents", "validation_share", "min_seq_len", "max_seq_len", "add_end", "teach")
             self._settings |= {name: getattr(config.data, name) for name in chosen}
             # Two readers, since validation may read while the training documents are read ahead.
-            self._streams = (_stream(config.data), _stream(config.data))
+            self._streams = (stream_corpus(config.data), stream_corpus(config.data))
             self._training, self._validation = (
                 StreamedDocuments(stream, self.tokenizer, config, held_out=held_out)
                 for stream, held_out in zip(self._streams, (False, True), strict=True)
             )
         else:
-            corpus = _read(config.data) if documents is None else _as_corpus(documents)
+            corpus = read_corpus(config.data) if documents is None else _as_corpus(documents)
             prepared = prepare(corpus, self.tokenizer, config)
             self._training, self._validation, self._counts = prepared.training, prepared.validation, prepared.counts
             self._settings |= {"documents": len(prepared.training), "crc32": prepared.training.crc32}
@@ -255,50 +256,6 @@ class TrainingData:
 
 _MISSING = object()
 _NAMES = {"crc32": "the checksum of token ids and targets", "documents": "the number of training documents"}
-
-
-# What the package's messages call an argument, and what it is called here.
-_WORDS = (
-    ("name_or_path: ", "data.corpus: "),
-    ("name_or_path is ", "data.corpus is "),
-    ('pass on_error="skip"', 'set data.on_error = "skip"'),
-    ("Choose one with text_field", "Choose one with data.text_field"),
-    ("max_line_bytes sets", "data.max_line_bytes sets"),
-    ("path: there is no file", "data.tokenizer: there is no file"),
-)
-
-
-@contextmanager
-def _settings_named() -> Iterator[None]:
-    """An error inside the block names the setting instead of the argument."""
-    try:
-        yield
-    except (ValueError, OSError) as error:
-        message = str(error)
-        for ours, setting in _WORDS:
-            message = message.replace(ours, setting)
-        if message == str(error):
-            raise
-        raise type(error)(message) from error
-
-
-def _load_tokenizer(path: str | None) -> Tokenizer:
-    with _settings_named():
-        return load_tokenizer(path)
-
-
-def _read(data: DataConfig) -> Corpus:
-    with _settings_named():
-        return load_corpus(data.corpus, **_reading(data))
-
-
-def _stream(data: DataConfig) -> CorpusStream:
-    with _settings_named():
-        return load_corpus(data.corpus, streaming=True, **_reading(data))
-
-
-def _reading(data: DataConfig) -> dict[str, Any]:
-    return {"on_error": data.on_error, "text_field": data.text_field, "max_line_bytes": data.max_line_bytes}
 
 
 def _as_corpus(documents: Sequence[Document]) -> Corpus:
