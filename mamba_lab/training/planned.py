@@ -145,22 +145,22 @@ class Planned(ABC):
 
     def groups(self, epoch: int, place: Any) -> Generator[tuple[list[Batch], int], None, None]:
         """Each micro-batch after ``place`` (None: all), with the place after it."""
+        done, plan = place or 0, self.plan(epoch)  # here, not in the thread: the sampler is asked by others too
+        if done > len(plan):
+            raise ValueError(f"the state is after micro-batch {done}, but epoch {epoch} has {len(plan)} of them.")
         if not self.packing.workers:
-            yield from self._groups(epoch, place or 0)
+            yield from self._groups(plan, done)
             return
         stop = Stop()
         ahead: Background[tuple[list[Batch], int]] = Background(
-            lambda: self._groups(epoch, place or 0), self.packing.prefetch, stop
+            lambda: self._groups(plan, done), self.packing.prefetch, stop
         )
         try:
             yield from ahead
         finally:
             ahead.close()
 
-    def _groups(self, epoch: int, done: int) -> Generator[tuple[list[Batch], int], None, None]:
-        plan = self.plan(epoch)
-        if done > len(plan):
-            raise ValueError(f"the state is after micro-batch {done}, but epoch {epoch} has {len(plan)} of them.")
+    def _groups(self, plan: list[Int64Array], done: int) -> Generator[tuple[list[Batch], int], None, None]:
         first = [(rows, self.rows.batch(rows, widest=self.widest)) for rows in plan[done : done + CHECKED_BATCHES]]
         if first:
             self._check(first, whole=done == 0)

@@ -185,3 +185,12 @@ def test_another_number_of_ranks(settings: Settings) -> None:
 def test_what_is_no_state(settings: Settings, state: Any) -> None:
     with pytest.raises(ValueError, match="state must be the stream_state of a batch from TrainingData, got"):
         settings.data(texts(LENGTHS)).load_state_dict(state)
+
+
+def test_a_place_that_the_epoch_does_not_have(settings: Settings) -> None:
+    data = settings.data(texts(LENGTHS), "fixed")
+    state = next(data.epoch(0)).stream_state
+    assert isinstance(state, dict)
+    data.load_state_dict(state | {"place": 99})
+    with pytest.raises(ValueError, match="the state is after micro-batch 99, but epoch 0 has 9 of them"):
+        next(data.epoch(0))
