@@ -29,6 +29,7 @@ examples:
   mamba-lab bench model               measure a model's training step, write data/results/model.json
   mamba-lab bench schemes             train by every scheme, write data/results/schemes.json
   mamba-lab bench operators           measure scan and convolution, write data/results/operators.json
+  mamba-lab bench ladder              time early versions of the scan's CUDA kernel, write data/results/ladder.json
   mamba-lab bench gpu-tests           run the tests that need a GPU, write data/results/gpu-tests.json
 """
 
@@ -127,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         help="measure, and write a record with the machine, the versions and every sample",
         description="Writes data/results/NAME.json. Close other programs first: a busy machine is measured too.",
     )
-    names = ("batching", "packing", "model", "schemes", "operators", "gpu-tests")
+    names = ("batching", "packing", "model", "schemes", "operators", "ladder", "gpu-tests")
     bench.add_argument("name", choices=names, help="what")
     bench.add_argument("--repeats", type=_positive, default=5, metavar="N", help="timed repeats of each part (5)")
     bench.add_argument("--output", type=Path, metavar="DIR", help="folder of the record (data/results)")
@@ -205,6 +206,10 @@ def _bench(args: argparse.Namespace) -> int:
         if args.peers is not None:
             raise ValueError("--peers belongs to bench operators and bench model, and name is schemes")
         return schemes.run(output=args.output, device=args.device)
+    if args.name == "ladder":
+        from mamba_lab.bench import ladder
+
+        return ladder.run(repeats=args.repeats, output=args.output)
     if args.name == "gpu-tests":
         from mamba_lab.bench import gpu_tests
 
