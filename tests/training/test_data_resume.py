@@ -192,5 +192,5 @@ def test_a_place_that_the_epoch_does_not_have(settings: Settings) -> None:
     state = next(data.epoch(0)).stream_state
     assert isinstance(state, dict)
     data.load_state_dict(state | {"place": 99})
-    with pytest.raises(ValueError, match="the state is after micro-batch 99, but epoch 0 has 9 of them"):
+    with pytest.raises(ValueError, match="the state is after micro-batch 99, but epoch 0 has 10 of them"):
         next(data.epoch(0))
