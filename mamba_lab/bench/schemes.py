@@ -30,23 +30,23 @@ M130 = MambaConfig(d_model=768, n_layer=24, vocab_size=50_277)  # state-spaces/m
 B14 = MambaConfig(d_model=2048, n_layer=48, vocab_size=50_277)  # state-spaces/mamba-1.4b
 # Documents, tokens of a row, rows of a micro-batch, targets of a step, learning rate.
 CPU_RUN = {"documents": 600, "capacity": 512, "rows": 2, "targets": 2048, "learning_rate": 3e-3}
-GPU_RUN = {"documents": 170, "capacity": 2048, "rows": 2, "targets": 8192, "learning_rate": 1e-3}
+GPU_RUN = {"documents": 110, "capacity": 2048, "rows": 2, "targets": 8192, "learning_rate": 1e-3}
 # Model, rows of 2,048 in a micro-batch, micro-batches of a step, steps.
 GPU_STEPS = (
     ("1.4B", B14, 4, 8, 1),
-    ("1.4B", B14, 4, 1, 2),
-    ("130M", M130, 32, 1, 1),
-    ("130M", M130, 4, 1, 2),
+    ("1.4B", B14, 4, 1, 3),
+    ("130M", M130, 32, 1, 2),
+    ("130M", M130, 4, 1, 3),
 )
 # Within a buffer of a stream the packs of best fit are those of "packed-greedy", so their time is too.
 TIMED = tuple(scheme for scheme in SCHEMES if scheme != "packed-best-fit")
 # Of one sequence at a time, so many of a step are timed: each takes as long as a whole pack of a small model.
-AT_MOST = 40
+AT_MOST = 20
 # A GPU is lent by the minute: what has not begun by then is left out, and said.
-GPU_SECONDS = 65.0
+GPU_SECONDS = 56.0
 # One-at-a-time against packs, by the same weights, relative. In bfloat16 the shape of a matrix product decides how it
 # rounds.
-TOLERANCE = {"cpu": 1e-5, "cuda": 2e-3}
+TOLERANCE = {"cpu": 1e-5, "cuda": 1e-4}
 
 
 def run(output: Path | None = None, device: str = "cpu") -> int:
