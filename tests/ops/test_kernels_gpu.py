@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,7 +87,7 @@ def test_any_number_of_states(N: int, dtype: torch.dtype, backend: str) -> None:
 @pytest.mark.parametrize("activation", [None, "silu"])
 @pytest.mark.parametrize("W", [1, 2, 3, 4, 5, 6, 7, 8, 9, 40, 256])
 def test_any_width(W: int, activation: str | None, backend: str) -> None:
-    for dtype in DTYPES:
+    for dtype in (torch.float32,) if W in (5, 6, 7) else DTYPES:  # Triton compiles each anew: half a minute
         check("conv1d_pack", backend, EDGES, 48, W, dtype, activation=activation)
 
 
@@ -93,10 +96,14 @@ def test_any_width(W: int, activation: str | None, backend: str) -> None:
     "without", [("D",), ("z",), ("delta_bias",), ("initial_state",), ("D", "z", "delta_bias", "initial_state")]
 )
 def test_optional_inputs(without: tuple[str, ...], softplus: bool, backend: str) -> None:
-    for dtype in DTYPES:
+    for dtype in DTYPES if softplus or backend == "cuda" else (torch.float32,):
         check("ssm_pack", backend, (20, 0, 33), 40, 16, dtype, without=without, delta_softplus=softplus)
-        left_out = [name for name in without if name == "initial_state"] + ["bias"]
-        check("conv1d_pack", backend, (20, 0, 33), 40, 4, dtype, without=left_out, activation="silu")
+
+
+@pytest.mark.parametrize("without", [("bias",), ("initial_state",), ("bias", "initial_state")])
+def test_optional_inputs_of_the_convolution(without: tuple[str, ...], backend: str) -> None:
+    for dtype in DTYPES:
+        check("conv1d_pack", backend, (20, 0, 33), 40, 4, dtype, without=without, activation="silu")
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -241,6 +248,16 @@ def test_a_state_carries_a_cut_sequence_on(backend: str) -> None:
         assert_same_bits(later["final_state"], expected["final_state"])
 
 
+@pytest.fixture
+def most_of_the_memory() -> Iterator[None]:
+    """One test at a time may ask for it, of all processes that run tests on this machine."""
+    with (Path(tempfile.gettempdir()) / "mamba-lab-large-tests.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        torch.cuda.empty_cache()
+
+
+@pytest.mark.usefixtures("most_of_the_memory")
 def test_offsets_beyond_32_bits(backend: str) -> None:
     """T times D above 2**31: the last sequence has the bits it has alone."""
     if torch.cuda.mem_get_info()[0] < 60 * 2**30:
