@@ -100,13 +100,24 @@ cudaError_t launch_sums(const Sums& sums, bool by_four, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-template <class In, class P>
+// Three blocks on a processor with 168 registers a thread, or two with 255 of them: for pairs of float32, for the rarer
+// cases, and where so few blocks are under way that none waits for room. All of them give the same bits.
+template <class In>
+using Three = BackwardPlan<In, 4, std::is_same_v<In, float> ? 2 : 3>;
+template <class In>
+using Two = BackwardPlan<In, 4, 2>;
+
+template <class In, class Many, class Few>
 cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t stream) {
+  static_assert(Many::kBlockChannels == Few::kBlockChannels);
   const bool fast = p.N == kN;
-  const Parts parts(p, fast ? P::kBlockChannels : kGenericThreads);
+  const Parts parts(p, fast ? Few::kBlockChannels : kGenericThreads);
   float* const work = static_cast<float*>(out.workspace);
   const uint32_t size = sizeof(In), row = static_cast<uint32_t>(p.D) * size;
   const uint32_t dz_row = out.dz_stride == 0 ? row : static_cast<uint32_t>(out.dz_stride) * size;
+  int device = 0, processors = 0;
+  if (cudaError_t e = cudaGetDevice(&device)) return e;
+  if (cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) return e;
   const BackwardArguments args{
       input<In>(p.u), input<In>(p.delta), input<In>(p.B), input<In>(p.C), input<In>(p.z), input<In>(out.dy),
       {out.du, row}, {out.ddelta, row}, {out.dz, dz_row}, {out.y, row},
@@ -116,32 +127,29 @@ cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t str
       static_cast<int>(p.D), static_cast<int>(p.N), static_cast<int>(p.sequences),
       static_cast<int>(parts.channel_blocks), static_cast<int>(parts.groups), p.softplus};
 
-  bool paired = p.D % 2 == 0;
-  for (const InputRows& x : {args.u, args.delta, args.z, args.dy}) paired = paired && in_pairs(x.data, x.bytes, size);
-  for (const OutputRows& x : {args.du, args.ddelta, args.dz, args.y}) paired = paired && in_pairs(x.data, x.bytes, size);
-  const cudaError_t error =
-      !fast    ? launch<GenericShared>(generic_backward<In>, kGenericThreads, args, stream)
-      : paired ? launch<typename P::Shared>(scan_backward<In, P, true>, P::kThreads, args, stream)
-               : launch<typename P::Shared>(scan_backward<In, P, false>, P::kThreads, args, stream);
+  bool usual = p.D % 2 == 0 && p.softplus && p.z.data != nullptr;
+  for (const InputRows& x : {args.u, args.delta, args.z, args.dy, args.B, args.C}) usual = usual && in_pairs(x.data, x.bytes, size);
+  for (const OutputRows& x : {args.du, args.ddelta, args.dz, args.y}) usual = usual && in_pairs(x.data, x.bytes, size);
+  const bool few = parts.channel_blocks * parts.groups <= 3 * processors;
+  const cudaError_t error = !fast          ? launch<GenericShared>(generic_backward<In>, kGenericThreads, args, stream)
+                            : !usual       ? launch<typename Few::Shared>(scan_backward<Few, false>, Few::kThreads, args, stream)
+                            : few          ? launch<typename Few::Shared>(scan_backward<Few, true>, Few::kThreads, args, stream)
+                                           : launch<typename Many::Shared>(scan_backward<Many, true>, Many::kThreads, args, stream);
   if (error != cudaSuccess) return error;
   const Sums sums{args.states_parts, args.dA_parts, args.dskip_parts, args.dbias_parts, out.dB, out.dC, out.dA, out.dD,
                   out.ddelta_bias, p.T * p.N, p.D * p.N, p.D, args.channel_blocks, args.groups};
   return launch_sums<In>(sums, p.N % 4 == 0, stream);
 }
 
-// Three blocks with 168 registers a thread, or two with 255.
-template <class In>
-using PlanOf = BackwardPlan<4, std::is_same_v<In, float> ? 2 : 3>;
-
 }  // namespace
 
 int64_t backward_workspace(const Problem& problem) {
-  return Parts(problem, problem.N == kN ? PlanOf<float>::kBlockChannels : kGenericThreads).floats * static_cast<int64_t>(sizeof(float));
+  return Parts(problem, problem.N == kN ? Two<float>::kBlockChannels : kGenericThreads).floats * static_cast<int64_t>(sizeof(float));
 }
 
 cudaError_t backward(const Problem& problem, const Gradients& gradients, cudaStream_t stream) {
-  return problem.bf16 ? backward_of<BFloat16, PlanOf<BFloat16>>(problem, gradients, stream)
-                      : backward_of<float, PlanOf<float>>(problem, gradients, stream);
+  return problem.bf16 ? backward_of<BFloat16, Three<BFloat16>, Two<BFloat16>>(problem, gradients, stream)
+                      : backward_of<float, Three<float>, Two<float>>(problem, gradients, stream);
 }
 
 }  // namespace mamba_lab::ssm
