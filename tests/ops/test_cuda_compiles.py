@@ -74,7 +74,7 @@ def test_there_is_a_forward_and_a_backward_pass_of_each_operator() -> None:
     assert [path.name for path in PASSES] == [
         f"{name}_{way}.cu" for name in operators for way in ("backward", "forward")
     ]
-    assert build.sources("cuda") == list(operators)
+    assert set(operators) <= set(build.sources("cuda"))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
