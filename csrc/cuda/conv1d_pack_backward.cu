@@ -9,7 +9,7 @@
 // Tried beside version 4: 2 channels a thread 0.479 to 0.526 at T 65,536; 96 registers spill: 0.499; turns of 2 and of 8
 // rows 0.434 and 0.423.
 //
-// Cost at T 65,536: 1.61 GB, 0.38 ms at the 4.27 TB/s of a copy on that GPU; achieved 4.09 TB/s by the profiler, 0.417 ms.
+// Cost at T 65,536: 1.61 GB, 0.38 ms at the 4.27 TB/s of a copy on that GPU; version 3 achieved 4.09 TB/s by the profiler.
 // Two of the special functions an entry. The partial sums of weight and bias are written once a block and added up by a
 // second kernel in a fixed order: 256 tiles are 64 blocks, 5 MB.
 

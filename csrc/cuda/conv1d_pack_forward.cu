@@ -2,7 +2,7 @@
 //
 // Ladder, milliseconds for D 4096, W 4, silu, bfloat16, at T 4096 / 16,384 / 65,536 (one H200, packs of 57 to 2,048):
 //   1  8 channels a thread, 8 rows loaded, then worked on     0.053 / 0.128 / 0.386   168 registers: 12 warps an SM
-//   2  4 channels a thread                                    0.043 / 0.102 / 0.350   half the registers, more warps
+//   2  4 channels a thread                                    0.043 / 0.102 / 0.350   fewer registers, more warps
 //   3  8 warps a block, at least 2 blocks                     0.039 / 0.095 / 0.336
 //   4  rows fetched ahead into shared memory (cp.async)       0.031 / 0.083 / 0.289   loads no longer wait for sums
 // Tried beside version 4: 8 channels a thread 0.319 at T 65,536, 2 channels 0.298; tiles of 64 and of 256 tokens, turns
