@@ -4,7 +4,7 @@
 // Ladder, milliseconds for D 4096, W 4, silu, bfloat16, at T 4096 / 16,384 / 65,536 (one H200, packs of 57 to 2,048):
 //   1  4 channels a thread, tiles of 64 tokens, rows loaded, then worked on   0.075 / 0.182 / 0.644   155 registers
 //   2  tiles of 128 tokens, half as many warps                                0.062 / 0.172 / 0.598   fewer rows read twice
-//   3  rows fetched ahead into shared memory, 128 registers                   0.050 / 0.120 / 0.417   16 warps an SM, none waits
+//   3  rows fetched ahead into shared memory, 128 registers                   0.050 / 0.120 / 0.417   16 warps an SM
 //   4  tiles of up to 256 tokens, 3 turns ahead                               0.045 / 0.121 / 0.420   fewer partial sums
 // Tried beside version 4: 2 channels a thread 0.479 to 0.526 at T 65,536; 96 registers spill: 0.499; turns of 2 and of 8
 // rows 0.434 and 0.423.
