@@ -150,6 +150,10 @@ _NEEDS = (
     *("out_weight", "out_bias"),
 )
 """The order of the step's arguments, which autograd counts."""
+_PARAMETERS = (
+    *("in_weight", "in_bias", "conv_weight", "x_weight", "dt_weight", "dt_bias", "A_log", "D"),
+    *("out_weight", "out_bias"),
+)
 
 
 class _MambaInner(torch.autograd.Function):
@@ -177,36 +181,36 @@ class _MambaInner(torch.autograd.Function):
         convolve, scan = _operators(backends)
         rank, states = dt_weight.shape[1], A_log.shape[1]
         with _without_autocast(hidden, narrow):
-            ctx.hidden_dtype, xz = hidden.dtype, hidden
+            ctx.hidden_dtype, xz, w_in = hidden.dtype, hidden, in_weight
             if in_weight is not None:
-                hidden = hidden.to(narrow_in)
-                xz = F.linear(hidden, in_weight.to(narrow_in), None if in_bias is None else in_bias.to(narrow_in))
+                hidden, w_in = hidden.to(narrow_in), in_weight.to(narrow_in)
+                xz = F.linear(hidden, w_in, None if in_bias is None else in_bias.to(narrow_in))
             wide = wide_dtype(xz)
-            A = torch.exp(A_log.to(wide)).neg_()
+            w_x, w_dt, w_out = x_weight.to(narrow), dt_weight.to(narrow), out_weight.to(narrow)
+            A, D_wide, dt_bias_wide = torch.exp(A_log.to(wide)).neg_(), D.to(wide), dt_bias.to(wide)
             x, z = xz.chunk(2, 1)
             u, _ = convolve(x, conv_weight.flatten(1), conv_bias, True, cu_seqlens, order, None, False)
-            projected = F.linear(u.to(narrow), x_weight.to(narrow))
+            projected = F.linear(u.to(narrow), w_x)
             step, B, C = projected.split_with_sizes([rank, states, states], 1)
-            delta = F.linear(step, dt_weight.to(narrow)).to(u.dtype)
-            inputs = (u, delta, A, B.to(u.dtype), C.to(u.dtype), D.to(wide), z, dt_bias.to(wide))
+            delta = F.linear(step, w_dt).to(u.dtype)
+            inputs = (u, delta, A, B.to(u.dtype), C.to(u.dtype), D_wide, z, dt_bias_wide)
             y, _, checkpoints = scan(*inputs, True, cu_seqlens, order, None, False)
-            out = F.linear(y.to(narrow), out_weight.to(narrow), None if out_bias is None else out_bias.to(narrow))
-        ctx.narrow_in, ctx.narrow, ctx.backends, ctx.gives_y = narrow_in, narrow, backends, backends == ("cuda", "cuda")
+            out = F.linear(y.to(narrow), w_out, None if out_bias is None else out_bias.to(narrow))
+        ctx.narrow, ctx.backends, ctx.gives_y = narrow, backends, backends == ("cuda", "cuda")
+        parameters = (in_weight, in_bias, conv_weight, x_weight, dt_weight, dt_bias, A_log, D, out_weight, out_bias)
+        ctx.dtypes = dict(zip(_PARAMETERS, (None if p is None else p.dtype for p in parameters), strict=True))
         ctx.save_for_backward(
-            hidden,
+            None if in_weight is None else hidden,
             xz,
-            in_weight,
-            in_bias,
+            w_in,
             conv_weight,
             conv_bias,
-            x_weight,
-            dt_weight,
-            dt_bias,
-            A_log,
+            w_x,
+            w_dt,
+            dt_bias_wide,
             A,
-            D,
-            out_weight,
-            out_bias,
+            D_wide,
+            w_out,
             cu_seqlens,
             order,
             projected,
@@ -219,21 +223,19 @@ class _MambaInner(torch.autograd.Function):
     # and those that write into what they are given are refused here.
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        # Weights as they were computed with: a cast is not made twice.
         (
             hidden,
             xz,
-            in_weight,
-            in_bias,
+            w_in,
             conv_weight,
             conv_bias,
-            x_weight,
-            dt_weight,
+            w_x,
+            w_dt,
             dt_bias,
-            A_log,
             A,
             D,
-            out_weight,
-            out_bias,
+            w_out,
             cu_seqlens,
             order,
             projected,
@@ -246,19 +248,18 @@ class _MambaInner(torch.autograd.Function):
             )
         convolve, _ = _operators(ctx.backends)
         convolve_backward, scan_backward = _operators(ctx.backends, "_backward")
-        narrow, wide = ctx.narrow, wide_dtype(xz)
-        rank, states = dt_weight.shape[1], A.shape[1]
+        narrow, wide, dtypes = ctx.narrow, wide_dtype(xz), ctx.dtypes
+        rank, states = w_dt.shape[1], A.shape[1]
         needs = dict(zip(_NEEDS, ctx.needs_input_grad, strict=False))
         with _without_autocast(xz, narrow):
             x, z = xz.chunk(2, 1)
             taps = conv_weight.flatten(1)
             u, _ = convolve(x, taps, conv_bias, True, cu_seqlens, order, None, False)
             step, B, C = projected.split_with_sizes([rank, states, states], 1)
-            dt_narrow = dt_weight.to(narrow)
-            delta = F.linear(step, dt_narrow).to(u.dtype)
+            delta = F.linear(step, w_dt).to(u.dtype)
 
-            dy = (dout @ out_weight.to(narrow)).to(u.dtype)
-            inputs = (u, delta, A, B.to(u.dtype), C.to(u.dtype), D.to(wide), z, dt_bias.to(wide), True)
+            dy = (dout @ w_out).to(u.dtype)
+            inputs = (u, delta, A, B.to(u.dtype), C.to(u.dtype), D, z, dt_bias, True)
             if ctx.gives_y:
                 du, ddelta, dA, dB, dC, dD, dxz, ddt_bias, y = operator("mamba_lab::ssm_pack_cuda_backward_inner")(
                     dy, *inputs, cu_seqlens, order, checkpoints
@@ -268,19 +269,19 @@ class _MambaInner(torch.autograd.Function):
                     dy, None, *inputs, cu_seqlens, order, None, checkpoints
                 )
             del dy, delta, inputs  # a third of what this backward holds at most
-            dout_weight = _product(dout.T, y.to(narrow), out_weight.dtype) if needs["out_weight"] else None
-            dout_bias = dout.sum(0, dtype=wide).to(out_bias.dtype) if needs["out_bias"] else None
+            dout_weight = _product(dout.T, y.to(narrow), dtypes["out_weight"]) if needs["out_weight"] else None
+            dout_bias = dout.sum(0, dtype=wide).to(dtypes["out_bias"]) if needs["out_bias"] else None
             del y
             ddelta = ddelta.to(narrow)
-            ddt_weight = _product(ddelta.T, step, dt_weight.dtype) if needs["dt_weight"] else None
-            dprojected = torch.cat((ddelta @ dt_narrow, dB.to(narrow), dC.to(narrow)), 1)
+            ddt_weight = _product(ddelta.T, step, dtypes["dt_weight"]) if needs["dt_weight"] else None
+            dprojected = torch.cat((ddelta @ w_dt, dB.to(narrow), dC.to(narrow)), 1)
             del ddelta
-            dx_weight = _product(dprojected.T, u.to(narrow), x_weight.dtype) if needs["x_weight"] else None
+            dx_weight = _product(dprojected.T, u.to(narrow), dtypes["x_weight"]) if needs["x_weight"] else None
             del u
             if du.dtype == narrow:  # added where the product is made, and rounded once
-                du = du.addmm_(dprojected, x_weight.to(narrow))
+                du = du.addmm_(dprojected, w_x)
             else:
-                du += dprojected @ x_weight.to(narrow)
+                du += dprojected @ w_x
             taken = (x, taps, conv_bias, True, cu_seqlens, order, None)
             if ctx.gives_y:
                 dconv_weight, dconv_bias, _ = operator("mamba_lab::conv1d_pack_cuda_backward_into")(
@@ -290,12 +291,12 @@ class _MambaInner(torch.autograd.Function):
                 dx, dconv_weight, dconv_bias, _ = convolve_backward(du, None, *taken)
                 dxz = torch.cat((dx, dz), 1)
             del du
-            dA_log = dA.mul_(A).to(A_log.dtype)  # A = -exp(A_log) is its own derivative
-            din_weight = _product(dxz.T, hidden, in_weight.dtype) if needs["in_weight"] else None
-            din_bias = dxz.sum(0, dtype=wide).to(in_bias.dtype) if needs["in_bias"] else None
+            dA_log = dA.mul_(A).to(dtypes["A_log"])  # A = -exp(A_log) is its own derivative
+            din_weight = _product(dxz.T, hidden, dtypes["in_weight"]) if needs["in_weight"] else None
+            din_bias = dxz.sum(0, dtype=wide).to(dtypes["in_bias"]) if needs["in_bias"] else None
             dhidden = dxz
-            if in_weight is not None:
-                dhidden = (dxz @ in_weight.to(ctx.narrow_in)).to(ctx.hidden_dtype) if needs["hidden"] else None
+            if w_in is not None:
+                dhidden = (dxz @ w_in).to(ctx.hidden_dtype) if needs["hidden"] else None
         return (
             dhidden,
             din_weight,
@@ -304,9 +305,9 @@ class _MambaInner(torch.autograd.Function):
             None if conv_bias is None else dconv_bias,
             dx_weight,
             ddt_weight,
-            ddt_bias.to(dt_bias.dtype),
+            ddt_bias.to(dtypes["dt_bias"]),
             dA_log,
-            dD.to(D.dtype),
+            dD.to(dtypes["D"]),
             dout_weight,
             dout_bias,
             None,
