@@ -63,7 +63,9 @@ class Ring {
       *to = load_piece<In, C>(from);
     }
   }
-  __device__ __forceinline__ const Piece<In, C>& at(int stage, int token) const { return memory_[stage][token][threadIdx.x]; }
+  __device__ __forceinline__ const Piece<In, C>& at(int stage, int token) const {
+    return memory_[stage][token][threadIdx.x];
+  }
 
  private:
   Memory& memory_;
@@ -163,7 +165,8 @@ struct Taps {
   __device__ __forceinline__ bool has(int age) const { return W > 0 || age < width; }
 
   // `before[age - 1]` is the input so many tokens ago. The sum begins with the bias, then the oldest input.
-  __device__ __forceinline__ void convolve(const float (&now)[C], const float (&before)[kRoom][C], float (&sum)[C]) const {
+  __device__ __forceinline__ void convolve(const float (&now)[C], const float (&before)[kRoom][C],
+                                           float (&sum)[C]) const {
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       sum[c] = bias[c];
@@ -192,7 +195,8 @@ struct Taps {
     for (int age = 1; age <= kReach; ++age) {
       if (!has(age)) continue;
       if (t - age >= place.start) {
-        widen_piece<In, C>(load_piece<In, C>(static_cast<const In*>(p.x) + (t - age) * p.x_stride + channel), before[age - 1]);
+        const In* const row = static_cast<const In*>(p.x) + (t - age) * p.x_stride;
+        widen_piece<In, C>(load_piece<In, C>(row + channel), before[age - 1]);
         continue;
       }
       const int64_t place_in_state = width - 1 + (t - age - place.start);

@@ -2,14 +2,15 @@
 // gradients of the W - 1 tokens after t, so a thread that walks forward keeps what it knows of the last W - 1 rows.
 //
 // Ladder, milliseconds for D 4096, W 4, silu, bfloat16, at T 4096 / 16,384 / 65,536 (one H200, packs of 57 to 2,048):
-//   1  4 channels a thread, tiles of 64 tokens, rows loaded, then worked on   0.075 / 0.182 / 0.644   155 registers
-//   2  tiles of 128 tokens, half as many warps                                0.062 / 0.172 / 0.598   fewer rows read twice
-//   3  rows fetched ahead into shared memory, 128 registers                   0.050 / 0.120 / 0.417   16 warps an SM
-//   4  tiles of up to 256 tokens, 3 turns ahead                               0.045 / 0.121 / 0.420   fewer partial sums
-// Tried beside version 4: 2 channels a thread 0.479 to 0.526 at T 65,536; 96 registers spill: 0.499; turns of 2 and of 8
-// rows 0.434 and 0.423.
+//   1  4 channels a thread, tiles of 64 tokens, rows loaded, then used   0.075 / 0.182 / 0.644   155 registers
+//   2  tiles of 128 tokens, half as many warps                           0.062 / 0.172 / 0.598   fewer rows read twice
+//   3  rows fetched ahead into shared memory, 128 registers              0.050 / 0.120 / 0.417   16 warps an SM
+//   4  tiles of up to 256 tokens, 3 turns ahead                          0.045 / 0.121 / 0.420   fewer partial sums
+// Tried beside version 4: 2 channels a thread 0.479 to 0.526 at T 65,536; 96 registers spill: 0.499; turns of 2 and
+// of 8 rows 0.434 and 0.423.
 //
-// Cost at T 65,536: 1.61 GB, 0.38 ms at the 4.27 TB/s of a copy on that GPU; version 3 achieved 4.09 TB/s by the profiler.
+// Cost at T 65,536: 1.61 GB, 0.38 ms at the 4.27 TB/s of a copy on that GPU; version 3 achieved 4.09 TB/s by the
+// profiler.
 // Two of the special functions an entry. The partial sums of weight and bias are written once a block and added up by a
 // second kernel in a fixed order: 256 tiles are 64 blocks, 5 MB.
 
@@ -225,7 +226,9 @@ __global__ void initial_states(const Problem p, const Gradients out) {
   const Taps<0, 1> taps(p, channel);
   float before[kWidest - 1][1], dstate[kWidest - 1] = {};
 #pragma unroll
-  for (int age = 1; age < kWidest; ++age) before[age - 1][0] = taps.has(age) ? p.initial_state[i * reach + reach - age] : 0.f;
+  for (int age = 1; age < kWidest; ++age) {
+    before[age - 1][0] = taps.has(age) ? p.initial_state[i * reach + reach - age] : 0.f;
+  }
   for (int t = 0; t < reach && t < length; ++t) {
     const float now[1] = {widen(static_cast<const In*>(p.x)[(start + t) * p.x_stride + channel])};
     float g[1] = {widen(static_cast<const In*>(out.dy)[(start + t) * out.dy_stride + channel])}, sum[1];
@@ -262,15 +265,19 @@ Grid grid_of(const Problem& p) {
   return {blocks, span, ceil_div(p.T, span * kWarps)};
 }
 
+cudaError_t launch_add_up(const Problem& p, const Gradients& out, int64_t groups, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.D, kLanes)), p.width + 1);
+  add_up<<<grid, dim3(kLanes, kSlices), 0, stream>>>(p, out, groups);
+  return cudaGetLastError();
+}
+
 template <class In, int C, int W, bool Silu>
 cudaError_t launch_tiles(const Problem& p, const Gradients& out, cudaStream_t stream) {
   const Grid grid = grid_of<In, C>(p);
   backward_tiles<In, C, W, Silu><<<static_cast<unsigned>(grid.blocks * grid.groups), kWarps * kLanes, 0, stream>>>(
       p, out, static_cast<int>(grid.span), grid.blocks);
   if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
-  add_up<<<dim3(static_cast<unsigned>(ceil_div(p.D, kLanes)), p.width + 1), dim3(kLanes, kSlices), 0, stream>>>(
-      p, out, grid.groups);
-  return cudaGetLastError();
+  return launch_add_up(p, out, grid.groups, stream);
 }
 
 template <class In>
@@ -294,11 +301,11 @@ template <class In>
 cudaError_t run(const Problem& p, const Gradients& out, cudaStream_t stream) {
   if (p.D == 0) return cudaSuccess;
   if (p.T > 0) {
-    const cudaError_t status = p.silu ? launch_width<In, true>(p, out, stream) : launch_width<In, false>(p, out, stream);
+    const cudaError_t status = p.silu ? launch_width<In, true>(p, out, stream)
+                                      : launch_width<In, false>(p, out, stream);
     if (status != cudaSuccess) return status;
-  } else {
-    add_up<<<dim3(static_cast<unsigned>(ceil_div(p.D, kLanes)), p.width + 1), dim3(kLanes, kSlices), 0, stream>>>(p, out, 0);
-    if (const cudaError_t status = cudaGetLastError(); status != cudaSuccess) return status;
+  } else if (const cudaError_t status = launch_add_up(p, out, 0, stream); status != cudaSuccess) {
+    return status;
   }
   if (out.dinitial_state == nullptr || p.sequences * (p.width - 1) == 0) return cudaSuccess;
   initial_states<In><<<static_cast<unsigned>(ceil_div(p.sequences * p.D, 256)), 256, 0, stream>>>(p, out);

@@ -8,9 +8,9 @@
 // Tried beside version 4: 8 channels a thread 0.319 at T 65,536, 2 channels 0.298; tiles of 64 and of 256 tokens, turns
 // of 4 and 16 rows, 2 to 4 turns ahead: 0.278 to 0.290, some of them slower at T 4096.
 //
-// Cost at T 65,536: 1.07 GB read and written once, 0.25 ms at the 4.27 TB/s of a copy on that GPU; achieved 3.84 TB/s by
-// the profiler, 0.289 ms. Two of the special functions an entry (exp2, reciprocal): 0.54e9, 0.13 ms of that unit. Issue
-// slots are half used. What is left is the memory's own.
+// Cost at T 65,536: 1.07 GB read and written once, 0.25 ms at the 4.27 TB/s of a copy on that GPU; achieved 3.84 TB/s
+// by the profiler, 0.289 ms. Two of the special functions an entry (exp2, reciprocal): 0.54e9, 0.13 ms of that unit.
+// Issue slots are half used. What is left is the memory's own.
 
 #include "conv1d_pack.h"
 
