@@ -69,6 +69,7 @@ __global__ void __launch_bounds__(kThreads) tiled(Scan a) {
   const int64_t stop = a.cu_seqlens[s + 1];
   for (int64_t start = a.cu_seqlens[s]; start < stop; start += kTile) {
     const int count = min(int64_t(kTile), stop - start);
+    const int numbers = kBroken ? min(count * kN, kThreads) : count * kN;  // of B and of C
     // Stage: every number of the tile is made by one thread and read by many.
     for (int i = threadIdx.x; i < count * kChannels; i += kThreads) {
       const int t = i / kChannels, d = first_channel + i % kChannels;
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) tiled(Scan a) {
       const float dt = softplus(widen(a.delta[at]) + a.bias[d]);
       step[t][i % kChannels] = {dt, dt * widen(a.u[at])};
     }
-    for (int i = threadIdx.x; i < (kBroken ? min(count * kN, kThreads) : count * kN); i += kThreads) {
+    for (int i = threadIdx.x; i < numbers; i += kThreads) {
       B[i / kN][i % kN] = widen(a.B[start * kN + i]);
       C[i / kN][i % kN] = widen(a.C[start * kN + i]);
     }
