@@ -116,7 +116,7 @@ def _sums(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The loss and both gradients, chunk by chunk; a gradient that nobody wants is empty."""
     dhidden = torch.empty_like(hidden) if want_hidden else hidden.new_empty(0)
-    dweight = torch.zeros_like(weight, dtype=share.dtype) if want_weight else share.new_empty(0)
+    dweight = share.new_empty(0)
     loss = share.new_zeros(())
     with torch.autocast(hidden.device.type, enabled=False):
         W = weight.to(narrow)
@@ -130,7 +130,9 @@ def _sums(
             if want_hidden:
                 dhidden[piece] = dlogits @ W
             if want_weight:
-                _add_product(dweight, dlogits.T, h)
+                dweight = _added(dweight if start else None, dlogits.T, h, share.dtype)
+    if want_weight and not hidden.shape[0]:
+        dweight = torch.zeros_like(weight, dtype=share.dtype)
     return loss, dhidden, dweight
 
 
@@ -159,14 +161,17 @@ def _has_kernel(logits: Tensor, share: Tensor) -> bool:
     return _triton_ops.missing("the loss's kernel") is None
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a @ b, which may be narrower."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    elif a.is_cuda:  # added up in float32, without a narrow product in between
-        torch.ops.aten.addmm.dtype_out(total, a, b, total.dtype, out=total)
-    else:
-        total += a @ b
+def _added(total: Tensor | None, a: Tensor, b: Tensor, wide: torch.dtype) -> Tensor:
+    """total + a @ b in ``wide``, in the place of ``total``; None counts as 0."""
+    if a.dtype == wide:
+        return a @ b if total is None else total.addmm_(a, b)
+    if not a.is_cuda or wide != torch.float32:
+        return (a @ b).to(wide) if total is None else total.add_(a @ b)
+    # Without a narrow product in between.
+    if total is None:
+        return torch.mm(a, b, out_dtype=wide)
+    torch.ops.aten.addmm.dtype_out(total, a, b, wide, out=total)
+    return total
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
