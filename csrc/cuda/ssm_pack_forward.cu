@@ -58,9 +58,11 @@ cudaError_t forward_of(const Problem& p, const Results& results, cudaStream_t st
   if (p.sequences * p.D == 0) return cudaSuccess;
   using Wide = Plan<2, 4, sizeof(In) == 2 ? 3 : 2>;
   using Narrow = Plan<4, 16, 3>;
-  // With little work the longest sequence sets the time: narrow warps, each with a scheduler of its own.
-  const bool little = p.T * p.D <= int64_t{20} << 20;
-  if (!little && fits<In, Wide>(p)) return launch<In, Wide>(p, results, stream, false);
+  // With little work the longest sequence sets the time: narrow warps, each with a scheduler of its own. With much, what
+  // counts is instructions and shared memory for each token: wide warps.
+  const int64_t work = p.T * p.D;
+  const bool little = work <= int64_t{20} << 20, much = work > int64_t{96} << 20;
+  if (much && fits<In, Wide>(p)) return launch<In, Wide>(p, results, stream, false);
   if (fits<In, Narrow>(p)) return launch<In, Narrow>(p, results, stream, little);
   return launch_generic<In>(p, results, stream);
 }
