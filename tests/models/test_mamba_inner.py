@@ -274,3 +274,22 @@ def test_a_second_derivative_is_refused() -> None:
     (grad,) = torch.autograd.grad(make()(hidden, BOUNDARIES).sum(), hidden, create_graph=True)
     with pytest.raises(RuntimeError, match=r"only first derivatives are native.*backend='reference'"):
         grad.sum().backward()
+
+
+def test_a_weight_is_cast_once_a_step() -> None:
+    """Autocast's precision, in the forward pass; the backward pass takes what was made there."""
+    block = make()
+    shapes = {tuple(getattr(block, name).weight.shape): name for name in ("in_proj", *PROJECTIONS)}
+    cast: list[str] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is torch.ops.aten._to_copy.default and kwargs["dtype"] == torch.bfloat16:
+                cast.append(shapes.get(tuple(args[0].shape), ""))
+            return func(*args, **(kwargs or {}))
+
+    with Watch():
+        with torch.autocast("cpu", torch.bfloat16):
+            out = block(torch.randn(sum(LENGTHS), 16, requires_grad=True), BOUNDARIES)
+        out.sum().backward()
+    assert sorted(filter(None, cast)) == sorted(shapes.values())
