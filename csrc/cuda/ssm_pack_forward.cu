@@ -1,32 +1,31 @@
-// The forward pass of the packed selective scan: y, the final states, and a state every 32 tokens for the backward pass.
-// What a warp does is in ssm_pack_forward.h.
+// The forward pass of the packed selective scan: y, the final states, and a state every 32 tokens for the backward
+// pass. What a warp does is in ssm_pack_forward.h.
 //
-// The ladder. Milliseconds on one H200 for packs of 4,096 / 16,384 / 65,536 tokens in 7 / 27 / 98 sequences of 57 to 2,048
-// (D 4096, N 16, bfloat16, softplus, bias, skip, gate, checkpoints). mamba-ssm's scan of the same tokens as one sequence,
-// boundaries ignored: 0.320 / 1.486 / 5.816.
+// The ladder. Milliseconds on one H200 for packs of 4,096 / 16,384 / 65,536 tokens in 7 / 24 / 98 sequences of up to
+// 2,048 (D 4096, N 16, bfloat16, softplus, bias, skip, gate, checkpoints). mamba-ssm's scan of as many tokens in one
+// sequence: 0.320 / 1.486 / 5.816.
 //
-//   1  2.57  / 2.80  / 3.36   a thread a channel, 16 states in registers, everything read where it is needed. The longest
-//                             sequence alone takes 2.5 ms: each token waits for memory.
-//   2  0.251 / 0.488 / 1.896  a warp walks a sequence with 16 channels, four lanes a channel. Tiles of 16 tokens in shared
-//                             memory, asked for a tile ahead; softplus and gate once for each token and channel. No
-//                             barrier for a block. 94% of what shared memory and L1 can do: a lane read 16 bytes of a
-//                             row, its neighbour 16 bytes of the next row, so that one load touched 32 cache lines.
-//   3  0.237 / 0.444 / 1.548  neighbours read the same row (8 lines); 32 channels a warp for the largest pack, 16 for the
-//                             others; sums over the lanes that share a channel by exchanging what the other one needs.
-//   4  0.161 / 0.435 / 1.554  y stays in registers for a round. A store to shared memory between two tokens had held back
-//                             the loads of the second one: 192 cycles a token for a warp alone, now 148. In the smallest
-//                             pack one block a multiprocessor, so that the longest sequence has its schedulers alone.
+//   1  2.57  / 2.80  / 3.36   a thread a channel, 16 states in registers, everything read where it is needed. The
+//                             longest sequence alone takes 2.5 ms: each token waits for memory.
+//   2  0.251 / 0.488 / 1.896  a warp walks a sequence with 16 channels, four lanes a channel. Tiles of 16 tokens in
+//                             shared memory, asked for a tile ahead; softplus and gate once for each token and
+//                             channel. No barrier for a block. 94% of what shared memory and L1 can do: neighbouring
+//                             lanes read different rows, so that one load touched 32 cache lines.
+//   3  0.237 / 0.444 / 1.548  neighbours read the same row (8 lines); 32 channels a warp for the largest pack, 16 for
+//                             the others; sums over the lanes that share a channel by sending what the other needs.
+//   4  0.161 / 0.435 / 1.554  y stays in registers for a round. A store to shared memory between two tokens had held
+//                             back the loads of the second one: 192 cycles a token for a warp alone, now 151. In the
+//                             smallest pack one block a multiprocessor: the longest sequence has its schedulers alone.
 //
-// What lost: 8 channels a warp (twice the shared memory traffic for each state: 2.82 ms for the largest pack); 64 channels
-// a warp or 16 tokens unrolled with 32 (registers, instruction cache: 1.72); 5 blocks a multiprocessor of 96 registers
-// (1.86); staging the next tile between the rounds of this one (1.76); a warp that stages for a warp that scans (1.58,
-// though faster on 16,384 tokens: 0.407).
+// What lost, on the largest pack: 8 channels a warp (more shared memory traffic for each state) 2.82; 16 tokens
+// unrolled with 32 channels (registers, instruction cache) 1.72; 5 blocks of 96 registers 1.86; staging the next tile
+// between the rounds of this one 1.76; a warp that stages for a warp that scans 1.58 (0.407 on 16,384 tokens).
 //
 // Cost for 65,536 tokens, in milliseconds if it were all: memory 0.63 (u, delta, z, y once, a float32 state every 32
-// tokens), exponentials 1.22 (16 for the decays, 1 for softplus, 1 and a reciprocal for the gate, at 16 a clock and
-// multiprocessor), instructions 1.06 (5.8 in the scan, 2.4 around it for each token, channel and state), shared memory
-// 0.88. Achieved: 1.55, 79% of the exponential unit, 67% of the issue slots. Moving exponentials to a polynomial would cost
-// ten instructions each: there is no room for them.
+// tokens), exponentials 1.22 (16 for the decays, 1 for softplus, 1 and a reciprocal for the gate; 16 a clock and
+// multiprocessor), instructions 1.06 (for each token, channel and state 5.8 in the scan, 2.4 around it), shared memory
+// 0.88. Achieved: 1.55, 79% of the exponential unit, 67% of the issue slots. A polynomial instead of an exponential
+// costs ten instructions: there is no room for them.
 
 #include "ssm_pack_forward.h"
 #include "ssm_pack_forward_generic.h"
