@@ -1,7 +1,43 @@
 // The backward pass of the packed selective scan on the GPU: its launch, and the sums of what blocks leave.
+//
+// Ladder, one H200, bfloat16, D 4096, N 16, gate, softplus, D and bias, published lengths; all sums included. ms at 4,096 /
+// 16,384 / 65,536 tokens; instructions of a warp for 4 tokens x 16 channels x 16 states (32 states of a thread):
+//
+//   mamba-ssm, the same tokens as one sequence                1.340 / 5.044 / 20.1
+//   our Triton kernel                                         1.27  / 4.23  / 16.6
+//   1 four lanes a channel, 4 states of 2 channels each;      1.395 / 2.723 / 10.55   1106 instructions
+//     4 tokens at a time in registers; dB and dC summed over
+//     channels by the tensor cores (7 shuffles for 8 states
+//     else). Loads are asked for ahead, but their halves were
+//     put together at once: that waited for them
+//   2 a pair is loaded as one word; values on the left of the 0.840 / 1.749 / 6.83     886
+//     tensor cores' product, 4 of a thread at a time, not 2
+//   3 loads asked for once the last ones are used: a wait for 0.677 / 1.618 / 6.18     905
+//     one was a wait for all, 19% of the samples; dA, dD and
+//     ddelta_bias summed by tile first: dD's error 3e-7 -> 1e-7
+//   4 softplus, gate and pairs known when compiling           0.664 / 1.557 / 6.00     891
+//   5 stores without a branch, a part is one stretch of code  0.703 / 1.572 / 6.04     862
+//     (and exponentials wait for loads: 17% of the samples at
+//     4,096; the compiler has six counters to wait with)
+//   6 copies that go to shared memory on their own (cp.async) 0.585 / 1.526 / 5.99     875
+//     need no counter; few blocks get 255 registers, not 168
+//
+// What lost: blocks of 2, 3, 8 or 12 warps (7 to 35% slower); two blocks of 255 registers for many tokens (8%); the decays
+// of the part before, computed against time where their unit is idle (6%: the assembler moved them to the end). Not tried:
+// sums of two blocks in a cluster (all sums are 2% of the time), 16 warps (they would have to do with 128 registers).
+//
+// Cost at 65,536 tokens, 268 million (t, d). Bytes: 14 of rows and 2 of checkpoints each, and partial sums written and
+// read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 875 for 32 states of a thread,
+// 3.8 ms if every scheduler issued one a cycle: this is the floor. Achieved: 5.99 ms. What lies between, by the profile of
+// 16,384 tokens (3 warps a scheduler; 168 registers and 76 KB a block allow no more): of its time a warp issues 23%, is
+// ready but another one issues 26%, waits for fixed latencies 17%, the dispatch 11%, shared memory 10%, the exponentials'
+// queue 6%, barriers 2%. Exponentials are 8% of the instructions and 23% of the time.
+//
+// Errors against float64: bfloat16 gradients 1.00 of rounding alone, dB and dC 1.02 of it (the tensor cores drop digits);
+// in float32, where sums take three products instead of one, 5e-7; dA 1.2e-6, dD 1.5e-7, ddelta_bias 4e-7.
 
-#include "ssm_pack_backward.h"
 #include "ssm_pack_backward_generic.h"
+#include "ssm_pack_backward_warp.h"
 
 #include <algorithm>
 
@@ -107,6 +143,11 @@ using Three = BackwardPlan<In, 4, std::is_same_v<In, float> ? 2 : 3>;
 template <class In>
 using Two = BackwardPlan<In, 4, 2>;
 
+template <class P, bool kUsual>
+cudaError_t launch_scan(const BackwardArguments& args, cudaStream_t stream) {
+  return launch<typename P::Shared>(scan_backward<P, kUsual>, P::kThreads, args, stream);
+}
+
 template <class In, class Many, class Few>
 cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t stream) {
   static_assert(Many::kBlockChannels == Few::kBlockChannels);
@@ -128,13 +169,15 @@ cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t str
       static_cast<int>(parts.channel_blocks), static_cast<int>(parts.groups), p.softplus};
 
   bool usual = p.D % 2 == 0 && p.softplus && p.z.data != nullptr;
-  for (const InputRows& x : {args.u, args.delta, args.z, args.dy, args.B, args.C}) usual = usual && in_pairs(x.data, x.bytes, size);
+  for (const InputRows& x : {args.u, args.delta, args.z, args.dy, args.B, args.C}) {
+    usual = usual && in_pairs(x.data, x.bytes, size);
+  }
   for (const OutputRows& x : {args.du, args.ddelta, args.dz, args.y}) usual = usual && in_pairs(x.data, x.bytes, size);
   const bool few = parts.channel_blocks * parts.groups <= 3 * processors;
-  const cudaError_t error = !fast          ? launch<GenericShared>(generic_backward<In>, kGenericThreads, args, stream)
-                            : !usual       ? launch<typename Few::Shared>(scan_backward<Few, false>, Few::kThreads, args, stream)
-                            : few          ? launch<typename Few::Shared>(scan_backward<Few, true>, Few::kThreads, args, stream)
-                                           : launch<typename Many::Shared>(scan_backward<Many, true>, Many::kThreads, args, stream);
+  const cudaError_t error = !fast  ? launch<GenericShared>(generic_backward<In>, kGenericThreads, args, stream)
+                            : !usual ? launch_scan<Few, false>(args, stream)
+                            : few    ? launch_scan<Few, true>(args, stream)
+                                     : launch_scan<Many, true>(args, stream);
   if (error != cudaSuccess) return error;
   const Sums sums{args.states_parts, args.dA_parts, args.dskip_parts, args.dbias_parts, out.dB, out.dC, out.dA, out.dD,
                   out.ddelta_bias, p.T * p.N, p.D * p.N, p.D, args.channel_blocks, args.groups};
