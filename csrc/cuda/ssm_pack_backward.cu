@@ -1,7 +1,8 @@
 // The backward pass of the packed selective scan on the GPU: its launch, and the sums of what blocks leave.
 //
-// Ladder, one H200, bfloat16, D 4096, N 16, gate, softplus, D and bias, published lengths; all sums included. ms at 4,096 /
-// 16,384 / 65,536 tokens; instructions of a warp for 4 tokens x 16 channels x 16 states (32 states of a thread):
+// Ladder, one H200, bfloat16, D 4096, N 16, gate, softplus, D and bias, published lengths; all sums included. ms at
+// 4,096 / 16,384 / 65,536 tokens; instructions of a warp for 4 tokens x 16 channels x 16 states (32 states of a
+// thread):
 //
 //   mamba-ssm, the same tokens as one sequence                1.340 / 5.044 / 20.1
 //   our Triton kernel                                         1.27  / 4.23  / 16.6
@@ -21,20 +22,26 @@
 //     4,096; the compiler has six counters to wait with)
 //   6 copies that go to shared memory on their own (cp.async) 0.585 / 1.526 / 5.99     875
 //     need no counter; few blocks get 255 registers, not 168
+//   7 one wait for copies a part, half a part after they were 0.556 / 1.494 / 5.80     865
+//     asked for; the gate beside the sweep, not before it; the
+//     first sweep's loads ahead of its stores; every second
+//     round of blocks the other way round (4,096 tokens)
 //
-// What lost: blocks of 2, 3, 8 or 12 warps (7 to 35% slower); two blocks of 255 registers for many tokens (8%); the decays
-// of the part before, computed against time where their unit is idle (6%: the assembler moved them to the end). Not tried:
-// sums of two blocks in a cluster (all sums are 2% of the time), 16 warps (they would have to do with 128 registers).
+// What lost: blocks of 2, 3, 8 or 12 warps (7 to 35% slower); two blocks of 255 registers for many tokens (8%); the
+// decays of the part before, computed against time where their unit is idle (6%: the assembler moved them to the
+// end). Not tried: sums of two blocks in a cluster (all sums are 2% of the time), 16 warps (they would have to do
+// with 128 registers).
 //
-// Cost at 65,536 tokens, 268 million (t, d). Bytes: 14 of rows and 2 of checkpoints each, and partial sums written and
-// read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 875 for 32 states of a thread,
-// 3.8 ms if every scheduler issued one a cycle: this is the floor. Achieved: 5.99 ms. What lies between, by the profile of
-// 16,384 tokens (3 warps a scheduler; 168 registers and 76 KB a block allow no more): of its time a warp issues 23%, is
-// ready but another one issues 26%, waits for fixed latencies 17%, the dispatch 11%, shared memory 10%, the exponentials'
-// queue 6%, barriers 2%. Exponentials are 8% of the instructions and 23% of the time.
+// Cost at 65,536 tokens, 268 million (t, d). Bytes: 14 of rows and 2 of checkpoints each, and partial sums written
+// and read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 865 for 32 states of a
+// thread, 3.8 ms if every scheduler issued one a cycle: this is the floor. Achieved: 5.80 ms. What lies between, by
+// version 6's profile at 16,384 tokens (3 warps a scheduler; 168 registers and 76 KB a block allow no more): of its
+// time a warp issues 23%, is ready but another one issues 26%, waits for fixed latencies 17%, the dispatch 11%,
+// shared memory 10%, the exponentials' queue 6%, barriers 2%. Exponentials are 8% of the instructions and 23% of the
+// time.
 //
-// Errors against float64: bfloat16 gradients 1.00 of rounding alone, dB and dC 1.02 of it (the tensor cores drop digits);
-// in float32, where sums take three products instead of one, 5e-7; dA 1.2e-6, dD 1.5e-7, ddelta_bias 4e-7.
+// Errors against float64: bfloat16 gradients 1.00 of rounding alone, dB and dC 1.02 of it (the tensor cores drop
+// digits); in float32, where sums take three products instead of one, 5e-7; dA 1.2e-6, dD 1.5e-7, ddelta_bias 4e-7.
 
 #include "ssm_pack_backward_generic.h"
 #include "ssm_pack_backward_warp.h"
@@ -80,7 +87,8 @@ __device__ __forceinline__ Packed<float, kCount> sum_of(const float* from, int64
   return sum;
 }
 
-// A thread adds up kCount numbers of dB, dC or dA, or one of dskip and of dbias: always from the first part to the last.
+// A thread adds up kCount numbers of dB, dC or dA, or one of dskip and of dbias: always from the first part to the
+// last.
 template <class In, int kCount>
 __global__ void __launch_bounds__(256) sum_parts(const __grid_constant__ Sums a) {
   int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * kCount;
@@ -164,7 +172,7 @@ cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t str
       {out.du, row}, {out.ddelta, row}, {out.dz, dz_row}, {out.y, row},
       p.A, p.skip, p.delta_bias, out.dfinal_state, out.checkpoints, out.dinitial_state,
       work + parts.states, work + parts.dA, p.skip != nullptr ? work + parts.dskip : nullptr,
-      p.delta_bias != nullptr ? work + parts.dbias : nullptr, p.cu_seqlens, p.order, p.T,
+      p.delta_bias != nullptr ? work + parts.dbias : nullptr, p.cu_seqlens, p.order, p.T, processors,
       static_cast<int>(p.D), static_cast<int>(p.N), static_cast<int>(p.sequences),
       static_cast<int>(parts.channel_blocks), static_cast<int>(parts.groups), p.softplus};
 
@@ -187,7 +195,8 @@ cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t str
 }  // namespace
 
 int64_t backward_workspace(const Problem& problem) {
-  return Parts(problem, problem.N == kN ? Two<float>::kBlockChannels : kGenericThreads).floats * static_cast<int64_t>(sizeof(float));
+  const int block_channels = problem.N == kN ? Two<float>::kBlockChannels : kGenericThreads;
+  return Parts(problem, block_channels).floats * static_cast<int64_t>(sizeof(float));
 }
 
 cudaError_t backward(const Problem& problem, const Gradients& gradients, cudaStream_t stream) {

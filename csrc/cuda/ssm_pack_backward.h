@@ -1,11 +1,11 @@
-// The backward pass of the packed selective scan: how the work is cut up and what lies in shared memory. What a warp does
-// is in ssm_pack_backward_warp.h; the launch, the ladder of versions and the cost are in ssm_pack_backward.cu.
+// The backward pass of the packed selective scan: how the work is cut up and what lies in shared memory. What a warp
+// does is in ssm_pack_backward_warp.h; the launch, the ladder of versions and the cost are in ssm_pack_backward.cu.
 //
 //   g_t = dy_t C_t + a_{t+1} g_{t+1}      a_t = exp(dt_t A)
 //
-// g is the gradient of the state; every other gradient is a product of g with something at hand. A warp walks along one
-// sequence with 16 channels, tile after tile (32 tokens) from the last to the first; four warps, a block, share B and C.
-// Of each tile:
+// g is the gradient of the state; every other gradient is a product of g with something at hand. A warp walks along
+// one sequence with 16 channels, tile after tile (32 tokens) from the last to the first; four warps, a block, share B
+// and C. Of each tile:
 //   first_sweep()  from the tile's checkpoint along time: the states before every fourth token, into shared memory
 //   then, part by part (4 tokens) from the last to the first,
 //   along()        the part's states and decays once more, this time kept in registers; y, dz and dC on the way
@@ -77,11 +77,12 @@ struct BackwardArguments {
   float *states_parts, *dA_parts, *dskip_parts, *dbias_parts;
   const int32_t *cu_seqlens, *order;
   int64_t T;
+  int processors;
   int D, N, sequences, channel_blocks, groups;
   bool softplus;
 };
 
-// What a lane has under way: delta and u of the tile behind, B and C too, and u, dy and z of the part behind.
+// What a thread has asked for: delta and u of the next tile, two states of its B or C; u, dy and z of the next part.
 enum Box { kDelta, kU, kStatesOfTile, kRestU, kRestDy, kRestZ, kBoxes };
 
 template <class Input, int kWarpsOfBlock, int kBlocksOfProcessor>

@@ -1,5 +1,5 @@
-// What the backward pass asks of the processor beyond plain arithmetic: stores without a branch, copies that nobody waits
-// for, sums over the channels and over the states of a warp.
+// What the backward pass asks of the processor beyond plain arithmetic: stores without a branch, copies that nobody
+// waits for, sums over the channels and over the states of a warp.
 
 #pragma once
 
@@ -20,25 +20,21 @@ __device__ __forceinline__ void store_if(bool condition, void* to, uint64_t x) {
                : "memory");
 }
 
-// Copies sizeof(Word) bytes from global to shared memory while the thread goes on, or writes zeros there. The compiler has
-// six counters to wait for loads into registers with, for exponentials too: copies like this one need none of them.
+// Copies sizeof(Word) bytes from global to shared memory while the thread goes on, or writes zeros there. The
+// compiler has six counters to wait for loads into registers with, and for exponentials: a copy like this one needs
+// none of them.
 template <class Word>
 __device__ __forceinline__ void copy_later(Word* to, const void* from, bool exists) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-               "l"(from), "n"(sizeof(Word)), "r"(exists ? static_cast<uint32_t>(sizeof(Word)) : 0u)
+  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  const uint32_t bytes = exists ? sizeof(Word) : 0;  // the rest of the Word becomes zeros
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(sizeof(Word)), "r"(bytes)
                : "memory");
 }
 
-__device__ __forceinline__ void close_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Until all groups of copies but the last kLast have arrived.
-template <int kLast>
-__device__ __forceinline__ void wait_for_groups() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLast) : "memory");
-}
-
-// Lost digits: the tensor cores read a float32 without its last 13 bits. What that takes off a number is 2^-11 / ln 4 of
-// it on average, if its digits are like those of most numbers (Benford).
+// Lost digits: the tensor cores read a float32 without its last 13 bits. What that takes off a number is 2^-11 / ln 4
+// of it on average, if its digits are like those of most numbers (Benford).
 inline constexpr float kMakeUp = 1.0f + 0.000352f;
 
 __device__ __forceinline__ float without_last_digits(float x) { return __uint_as_float(bits(x) & 0xffffe000u); }
@@ -47,15 +43,16 @@ __device__ __forceinline__ float rounded_to_tf32(float x) { return __uint_as_flo
 // sum[row][column] += left[row][k] * right[k][column], 16 x 8 x 8, spread over the warp's lanes (PTX: mma.m16n8k8).
 __device__ __forceinline__ void multiply_add(float (&sum)[4], float left0, float left1, float left2, float left3,
                                              float right0, float right1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(bits(left0)), "r"(bits(left1)), "r"(bits(left2)), "r"(bits(left3)), "r"(bits(right0)), "r"(bits(right1)));
 }
 
 // Sums over the warp's channels, of value[t, d, n] weight[t, d], for the four tokens of a part, on the tensor cores.
-// k is a pair of channels (lane % 4) and one of the two, a row a state lane, the half of the channels (lane / 4 % 2) and
-// one of two states, a column a token and a half. Only the column of the token at hand has weights in it: one sum grows
-// for each token. What counts are the rows and columns of the same half.
+// k is a pair of channels (lane % 4) and one of the two, a row a state lane, the half of the channels (lane / 4 % 2)
+// and one of two states, a column a token and a half. Only the column of the token at hand has weights in it: one sum
+// grows for each token. What counts are the rows and columns of the same half.
 template <bool kExact>
 class SumOverChannels {
  public:

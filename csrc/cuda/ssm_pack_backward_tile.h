@@ -22,16 +22,25 @@ class BackwardTile {
         lane_(threadIdx.x % kWarp),
         j_(lane_ / kPairs),
         p_(lane_ % kPairs),
-        block_(blockIdx.x % args.channel_blocks),
-        group_(blockIdx.x / args.channel_blocks),
+        block_(turn(args) % args.channel_blocks),
+        group_(turn(args) / args.channel_blocks),
         channel_((block_ * P::kWarps + warp_) * kChannels + 2 * p_),
         at_channel_(channel_ * static_cast<uint32_t>(sizeof(In))) {}
 
  protected:
+  // Blocks start in the order of their index, one on each processor, then a second one on each. The longest sequence
+  // comes first; every second round goes backwards, so that its processors get the shortest ones beside it.
+  static __device__ int turn(const BackwardArguments& args) {
+    const int index = blockIdx.x, round = index / args.processors, first = round * args.processors;
+    const int last = min(first + args.processors, args.channel_blocks * args.groups) - 1;
+    return round % 2 == 0 ? index : last - (index - first);
+  }
+
   __device__ __forceinline__ bool softplus() const { return kUsual || a_.softplus; }
   __device__ __forceinline__ bool gated() const { return kUsual || a_.z.data != nullptr; }
 
   // --- Fetching ahead: what the next tile's first sweep needs, part by part; what the next part needs beyond that ---
+  // "Next" is the one before in time: the walk goes from the end to the start.
 
   __device__ __forceinline__ uint64_t row(int t) const { return uint64_t(start_ + static_cast<uint32_t>(t)); }
 
@@ -63,7 +72,8 @@ class BackwardTile {
     if (threadIdx.x >= kPart * kN) return;
     const InputRows& rows = threadIdx.x < kPart * kN / 2 ? a_.B : a_.C;
     const int t = t0 + threadIdx.x / (kN / 2) % kPart;
-    const char* const from = static_cast<const char*>(rows.data) + row(t) * rows.bytes + threadIdx.x % (kN / 2) * sizeof(Word);
+    const char* const from =
+        static_cast<const char*>(rows.data) + row(t) * rows.bytes + threadIdx.x % (kN / 2) * sizeof(Word);
     const bool exists = static_cast<unsigned>(t) < static_cast<unsigned>(length_);
     Word* const to = &shared_.box[kStatesOfTile][threadIdx.x];
     if constexpr (kUsual) {
@@ -80,7 +90,6 @@ class BackwardTile {
     ask_for_pair(kDelta, a_.delta, t + j_);
     ask_for_pair(kU, a_.u, t + j_);
     ask_for_states(t);
-    close_group();
   }
 
   // What the parts beyond that need of a token: part number `part` of the sequence, -1 being none.
@@ -89,37 +98,53 @@ class BackwardTile {
     ask_for_pair(kRestU, a_.u, t);
     ask_for_pair(kRestDy, a_.dy, t);
     if (gated()) ask_for_pair(kRestZ, a_.z, t);
-    close_group();
   }
 
-  __device__ void ask_and_place(int tile, int part) const {
-    ask_for_steps(tile, part);
-    wait_for_groups<0>();
-    place_steps(tile, part);
-  }
+  // The step of the token and channels that this lane owns, and its slope.
+  struct Step {
+    float dt[2], dtu[2], slope[2];
+  };
 
-  // A token after the sequence's end, and one of the tile before the first, gets a step of 0, which leaves a state as it
-  // is: softplus(-inf) is 0, and so is its slope.
-  __device__ __forceinline__ void place_steps(int tile, int part) const {
+  // A token after the sequence's end, and one of the tile before the first, gets a step of 0, which leaves a state as
+  // it is: softplus(-inf) is 0, and so is its slope.
+  __device__ __forceinline__ Step step_asked_for(int tile, int part) const {
     const Word delta = shared_.box[kDelta][threadIdx.x], u = shared_.box[kU][threadIdx.x];
     const float4 constants = shared_.constants[warp_][p_];
     const bool exists = static_cast<unsigned>(tile * kTile + part * kPart + j_) < static_cast<unsigned>(length_);
-    float dt[2], slope[2];
+    Step step;
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float raw = c == 0 ? __fadd_rn(Words::first(delta), constants.z) : __fadd_rn(Words::second(delta), constants.w);
       if (!exists) raw = -INFINITY;
       const float e = exp_of_minus_abs(raw);
-      dt[c] = softplus() ? softplus_from(raw, e) : exists ? raw : 0.0f;
-      slope[c] = softplus() ? __fmul_rn(raw < 0 ? e : 1.0f, reciprocal(__fadd_rn(1.0f, e))) : exists ? 1.0f : 0.0f;
+      step.dt[c] = softplus() ? softplus_from(raw, e) : exists ? raw : 0.0f;
+      step.dtu[c] = __fmul_rn(step.dt[c], c == 0 ? Words::first(u) : Words::second(u));
+      step.slope[c] = softplus() ? __fmul_rn(raw < 0 ? e : 1.0f, reciprocal(__fadd_rn(1.0f, e))) : exists ? 1.0f : 0.0f;
     }
+    return step;
+  }
+
+  __device__ __forceinline__ void place(int tile, int part, const Step& step) const {
     auto& to = shared_.part[warp_][part];
     __syncwarp();
-    to.step[lane_] = {dt[0], dt[1], __fmul_rn(dt[0], Words::first(u)), __fmul_rn(dt[1], Words::second(u))};
-    to.slope[lane_] = {slope[0], slope[1]};
+    to.step[lane_] = {step.dt[0], step.dt[1], step.dtu[0], step.dtu[1]};
+    to.slope[lane_] = {step.slope[0], step.slope[1]};
     if (threadIdx.x >= kPart * kN) return;
     const Word states = shared_.box[kStatesOfTile][threadIdx.x];
-    reinterpret_cast<float2*>(shared_.states[tile & 1][part])[threadIdx.x] = {Words::first(states), Words::second(states)};
+    reinterpret_cast<float2*>(shared_.states[tile & 1][part])[threadIdx.x] = {Words::first(states),
+                                                                              Words::second(states)};
+  }
+
+  __device__ void ask_and_place(int tile, int part) const {
+    ask_for_steps(tile, part);
+    wait_for_copies();
+    place(tile, part, step_asked_for(tile, part));
+  }
+
+  __device__ __forceinline__ void take_rest() {
+    rest_u_ = shared_.box[kRestU][threadIdx.x];
+    rest_dy_ = shared_.box[kRestDy][threadIdx.x];
+    rest_z_ = gated() ? shared_.box[kRestZ][threadIdx.x] : 0;
   }
 
   // This lane's four numbers of B (0) or C (1).
@@ -162,6 +187,10 @@ class BackwardTile {
 
   // --- States: [D, N] in memory, four side by side in a thread ---
 
+  __device__ __forceinline__ const float* checkpoint(int s, int tile) const {
+    return a_.checkpoints + int64_t(start_ / kCheckpointTokens + s + tile) * (a_.D * kN);
+  }
+
   __device__ void load_states(const float* from, float (&to)[2][kStates]) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
@@ -197,6 +226,7 @@ class BackwardTile {
   const uint32_t at_channel_;  // in bytes
   uint32_t start_ = 0;
   int length_ = 0;
+  Word rest_u_, rest_dy_, rest_z_;  // of the part at hand
   unsigned limit_ = 0;  // tokens that this lane reads and writes: none where its channels do not exist
 };
 

@@ -37,10 +37,11 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
   }
 
  private:
-  using Tile::place_steps, Tile::a_, Tile::shared_, Tile::warp_, Tile::lane_, Tile::j_, Tile::p_, Tile::group_,
-      Tile::channel_, Tile::start_, Tile::length_, Tile::limit_, Tile::gated, Tile::ask_for_steps,
-      Tile::ask_for_rest, Tile::ask_and_place, Tile::states_at, Tile::store_pair, Tile::sum_warps, Tile::load_states,
-      Tile::store_states, Tile::fetch_states;
+  using Tile::a_, Tile::shared_, Tile::warp_, Tile::lane_, Tile::j_, Tile::p_, Tile::group_, Tile::channel_,
+      Tile::start_, Tile::length_, Tile::limit_, Tile::rest_u_, Tile::rest_dy_, Tile::rest_z_, Tile::gated,
+      Tile::ask_for_steps, Tile::ask_for_rest, Tile::ask_and_place, Tile::take_rest, Tile::step_asked_for,
+      Tile::place, Tile::states_at, Tile::store_pair, Tile::sum_warps, Tile::load_states, Tile::store_states,
+      Tile::fetch_states, Tile::checkpoint;
 
   __device__ void load_constants() {
     const auto constant = [&](const float* from, int c) {
@@ -65,19 +66,20 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
     load_states(a_.dfinal_state == nullptr ? nullptr : a_.dfinal_state + s * states, g_);
     const int tiles = (length_ + kTile - 1) / kTile;
     if (tiles > 0) {
-      const int slot = static_cast<int>(first_slot(a_.cu_seqlens, s));
-      load_states(a_.checkpoints + (slot + tiles - 1) * states, h_);
+      load_states(checkpoint(s, tiles - 1), h_);
       for (int part = 0; part < kParts; ++part) ask_and_place(tiles - 1, part);
       ask_for_rest((length_ - 1) / kPart);
+      wait_for_copies();
+      take_rest();
       for (int tile = tiles - 1; tile >= 0; --tile) {
         __syncthreads();  // B and C are there, and the sums of the tile before have been taken
         const int parts = min(kParts, (length_ - tile * kTile + kPart - 1) / kPart);
-        if (tile > 0) fetch_states(a_.checkpoints + (slot + tile - 1) * states);
-        first_sweep(tile, parts);
+        if (tile > 0) fetch_states(checkpoint(s, tile - 1));
+        first_sweep(tile);
         for (int part = parts; part < kParts; ++part) ask_and_place(tile - 1, part);
         for (int part = parts - 1; part >= 0; --part) work_on(tile, part);
         add_up_tile();
-        if (tile > 0) load_states(a_.checkpoints + (slot + tile - 1) * states, h_);
+        if (tile > 0) load_states(checkpoint(s, tile - 1), h_);
         __syncthreads();
         sum_warps(tile);
       }
@@ -87,46 +89,58 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
 
   // --- The sweeps ---
 
-  __device__ void first_sweep(int tile, int parts) {
-    for (int part = 0;; ++part) {
+  // The states before each part of the tile. Tokens that do not exist have steps of 0, so that all parts can be swept;
+  // loads stand before the stores of the part they follow, or they would wait for these.
+  __device__ __forceinline__ void first_sweep(int tile) {
+    float4 step[kPart];
+    Packed<float, kStates> B[kPart];
+    const auto load = [&](int part) {
+#pragma unroll
+      for (int i = 0; i < kPart; ++i) {
+        step[i] = shared_.part[warp_][part].step[i * kPairs + p_];
+        B[i] = states_at(tile, part, i, 0);
+      }
+    };
+    load(0);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         shared_.part[warp_][part].state[c][lane_] = {h_[c][0], h_[c][1], h_[c][2], h_[c][3]};
       }
-      if (part == parts - 1) break;
-      const auto& here = shared_.part[warp_][part];
+      if (part + 1 == kParts) break;
+      float decay[kPart][2][kStates], added[kPart][2][kStates];
 #pragma unroll
-      for (int i = 0; i < kPart; ++i) {
-        const float4 step = here.step[i * kPairs + p_];
-        const auto B = states_at(tile, part, i, 0);
+      for (int k = 0; k < kPart * 2 * kStates; ++k) {
+        const int i = k / (2 * kStates), c = k / kStates % 2, n = k % kStates;
+        decay[i][c][n] = exp2_fast(__fmul_rn(c == 0 ? step[i].x : step[i].y, rate_[c][n]));
+        added[i][c][n] = __fmul_rn(c == 0 ? step[i].z : step[i].w, B[i].value[n]);
+      }
+      load(part + 1);
 #pragma unroll
-        for (int k = 0; k < 2 * kStates; ++k) {
-          const int c = k / kStates, n = k % kStates;
-          const float decay = exp2_fast(__fmul_rn(c == 0 ? step.x : step.y, rate_[c][n]));
-          h_[c][n] = __fmaf_rn(decay, h_[c][n], __fmul_rn(c == 0 ? step.z : step.w, B.value[n]));
-        }
+      for (int k = 0; k < kPart * 2 * kStates; ++k) {
+        const int i = k / (2 * kStates), c = k / kStates % 2, n = k % kStates;
+        h_[c][n] = __fmaf_rn(decay[i][c][n], h_[c][n], added[i][c][n]);
       }
     }
   }
 
   using OfPart = float[kPart][2][kStates];
 
+  // One part, and what the next ones need is asked for.
   __device__ __forceinline__ void work_on(int tile, int part) {
     OfPart decay, before;
-    wait_for_groups<0>();
-    const Word own_u = shared_.box[kRestU][threadIdx.x];
-    const float u[2] = {Words::first(own_u), Words::second(own_u)};
+    const float u[2] = {Words::first(rest_u_), Words::second(rest_u_)};
+    ask_for_steps(tile - 1, part);
+    ask_for_rest(tile * kParts + part - 1);
     along(tile, part, u, decay, before);
     against(tile, part, u, decay, before);
-    wait_for_groups<1>();
-    place_steps(tile - 1, part);
   }
 
   // Along time: the states once more, and with them y, so dz, and dC.
   __device__ __forceinline__ void along(int tile, int part, const float (&u)[2], OfPart& decay, OfPart& before) {
-    const Word own_dy = shared_.box[kRestDy][threadIdx.x], own_z = gated() ? shared_.box[kRestZ][threadIdx.x] : 0;
-    const float z[2] = {Words::first(own_z), Words::second(own_z)};
-    float dy[2] = {Words::first(own_dy), Words::second(own_dy)}, gate[2], dz[2];
+    const float z[2] = {Words::first(rest_z_), Words::second(rest_z_)};
+    float dy[2] = {Words::first(rest_dy_), Words::second(rest_dy_)}, gate[2], dz[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const float open = sigmoid(z[c]);
@@ -135,10 +149,6 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
       dy[c] = __fmul_rn(dy[c], gate[c]);
     }
     dskip_[0] = __fmaf_rn(dy[0], u[0], dskip_[0]), dskip_[1] = __fmaf_rn(dy[1], u[1], dskip_[1]);
-    __syncwarp();
-    shared_.dy[threadIdx.x] = {dy[0], dy[1]};
-    ask_for_steps(tile - 1, part);
-    ask_for_rest(tile * kParts + part - 1);
 
     auto& here = shared_.part[warp_][part];
     float h[2][kStates], share[2][kPart];
@@ -163,7 +173,9 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
       dC.add(j_ == i, h);
     }
     __syncwarp();
+    shared_.dy[threadIdx.x] = {dy[0], dy[1]};
     sums_of(here)[kPart * kN / 2] = dC.total(lane_);
+    __syncwarp();
 
     const float4 constants = shared_.constants[warp_][p_];
     const float y[2] = {__fmaf_rn(constants.x, u[0], sum_over_states(share[0], lane_)),
@@ -201,6 +213,9 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
         dA_[c][n] = __fmaf_rn(through, c == 0 ? dt.x : dt.y, dA_[c][n]);
       }
     }
+    wait_for_copies();  // asked for at the part's start
+    const typename Tile::Step next = step_asked_for(tile - 1, part);
+    take_rest();
     sums_of(here)[0] = dB.total(lane_);
 
     const float2 slope = here.slope[lane_], dy = shared_.dy[threadIdx.x];
@@ -217,6 +232,7 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
     const int t = tile * kTile + part * kPart + j_;
     store_pair(a_.du, t, du[0], du[1]);
     store_pair(a_.ddelta, t, ddelta[0], ddelta[1]);
+    place(tile - 1, part, next);
   }
 
   __device__ __forceinline__ float2* sums_of(typename P::Part& part) const {
@@ -248,8 +264,16 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
   float dskip_[2] = {}, dbias_[2] = {};
 };
 
+// Processors before Hopper have shared memory for two blocks only, so that their threads may have more registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+inline constexpr int kMostBlocks = 2;
+#else
+inline constexpr int kMostBlocks = 3;
+#endif
+
 template <class P, bool kUsual>
-__global__ void __launch_bounds__(P::kThreads, P::kBlocks) scan_backward(const __grid_constant__ BackwardArguments args) {
+__global__ void __launch_bounds__(P::kThreads, P::kBlocks < kMostBlocks ? P::kBlocks : kMostBlocks)
+    scan_backward(const __grid_constant__ BackwardArguments args) {
   extern __shared__ __align__(16) unsigned char memory[];
   BackwardWarp<P, kUsual>(args, *reinterpret_cast<typename P::Shared*>(memory)).run();
 }
