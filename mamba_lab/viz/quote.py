@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 
-from mamba_lab.viz.colours import CARD, DOCUMENT_COLOURS, INK, MUTED
+from mamba_lab.viz.colours import DOCUMENT_COLOURS, INK, MUTED
 from mamba_lab.viz.style import SMALL, WIDTH, new_figure, style
 
 _LINE = 0.175  # inches
@@ -40,7 +40,7 @@ def quotes(texts: Mapping[str, str]) -> Figure:
             for number, line in enumerate(lines):
                 ax.text(
                     0.26, y + _LINE * (number + 0.5), line, fontsize=SMALL, family="DejaVu Sans Mono", color=INK,
-                    va="center", parse_math=False, backgroundcolor=CARD,
+                    va="center", parse_math=False,
                 )  # fmt: skip
             y = bottom + 0.16
     return fig
