@@ -21,6 +21,13 @@ def _shares_counting_all(n_targets: list[int], weighting: str) -> list[float]:
     return [1 / len(n_targets) for _ in n_targets]
 
 
+def _shares_of_one_target(n_targets: list[int], weighting: str) -> list[float]:
+    if weighting == "token":
+        return _shares(n_targets, weighting)
+    each = [1 / n if n else 0.0 for n in n_targets]
+    return [share / (sum(each) or 1.0) for share in each]
+
+
 check_shares = Exercise(
     "Shares of a step",
     reference=_shares,
@@ -32,6 +39,7 @@ check_shares = Exercise(
         case(n_targets=[3, 1, 2, 6], weighting="sequence"),
         case(n_targets=[4, 0, 4], weighting="token"),
         case(n_targets=[4, 0, 6], weighting="sequence"),
+        case(n_targets=[0, 0], weighting="token"),
         case(n_targets=[0, 0], weighting="sequence"),
     ],
     mistakes=[
@@ -64,8 +72,31 @@ check_shares = Exercise(
             ],
         ),
         Mistake(
+            "a shorter list",
+            "The silent sequences were left out of the list. Give one share for each sequence: theirs is 0.",
+            wrong=lambda n_targets, weighting: _shares([n for n in n_targets if n], weighting),
+        ),
+        Mistake(
+            "shares of nothing",
+            "No sequence has a target here, so there is nothing to share out. All shares are 0.",
+            wrong=lambda n_targets, weighting: (
+                _shares(n_targets, weighting) if any(n_targets) else [1 / len(n_targets) for _ in n_targets]
+            ),
+        ),
+        Mistake(
+            "percent",
+            "These are percentages. A share is a part of 1.",
+            wrong=lambda n_targets, weighting: [100 * share for share in _shares(n_targets, weighting)],
+        ),
+        Mistake(
+            "the short ones louder",
+            "Each sequence puts in 1 / its targets here: that is what one of its targets counts. All of them together "
+            "make 1.",
+            wrong=_shares_of_one_target,
+        ),
+        Mistake(
             "divides by nothing",
-            "In the last case no sequence has a target. All shares are 0 then: ask before you divide.",
+            "Here no sequence has a target. All shares are 0 then: ask before you divide.",
             raises=ZeroDivisionError,
         ),
     ],
@@ -118,6 +149,18 @@ def _silent_counted(step: Step, weighting: str) -> float:
 
 def _sum(step: Step, weighting: str) -> float:
     return sum(sum(losses) / (len(losses) if weighting == "sequence" and losses else 1) for losses in _sequences(step))
+
+
+def _sums_averaged(step: Step, weighting: str) -> float:
+    if weighting == "token":
+        return _step_loss(step, weighting)
+    return _mean([sum(losses) for losses in _sequences(step) if losses])
+
+
+def _divided_by_targets(step: Step, weighting: str) -> float:
+    if weighting == "token":
+        return _step_loss(step, weighting)
+    return _sum(step, weighting) / max(1, len(_tokens_of([*_sequences(step)])))
 
 
 check_step_loss = Exercise(
@@ -173,8 +216,25 @@ check_step_loss = Exercise(
             wrong=_sum,
         ),
         Mistake(
+            "sums of the sequences",
+            "Under the sequence mean each sequence is averaged first. Here its losses are only added up, so a long one "
+            "still counts more.",
+            wrong=_sums_averaged,
+        ),
+        Mistake(
+            "divided by the targets",
+            "Each sequence is averaged: right. The sum of these means is then divided by the number of sequences, not "
+            "of targets.",
+            wrong=_divided_by_targets,
+        ),
+        Mistake(
+            "a loop too few",
+            "A step has four levels: ranks, micro-batches, sequences, losses. Is a loop missing?",
+            raises=TypeError,
+        ),
+        Mistake(
             "divides by nothing",
-            "Somewhere nothing has a target. The loss of such a step is 0.",
+            "A count is 0 here. A sequence without a target is left out; when no sequence is left, the loss is 0.",
             raises=ZeroDivisionError,
         ),
     ],
@@ -199,9 +259,9 @@ check_weights_of_pieces = Exercise(
     "Weights of a sequence that is cut",
     reference=_weights_of_pieces,
     cases=[
-        case(n_targets=1, cut=4),
-        case(n_targets=4, cut=4),
         case(n_targets=4, cut=2),
+        case(n_targets=4, cut=4),
+        case(n_targets=1, cut=4),
         case(n_targets=5, cut=2),
         case(n_targets=7, cut=3),
         case(n_targets=0, cut=3),
@@ -228,6 +288,26 @@ check_weights_of_pieces = Exercise(
             "not divided",
             "Weights of 1 give the token mean: a long sequence counts more than a short one.",
             wrong=lambda n_targets, cut: _weights(n_targets, cut, lambda _: 1.0),
+        ),
+        Mistake(
+            "the last piece filled up",
+            "The last piece has as many weights as the cut is long. It holds only what is left of the sequence.",
+            wrong=lambda n_targets, cut: [[1 / n_targets] * cut for _ in range(0, n_targets, cut)],
+        ),
+        Mistake(
+            "the rest lost",
+            "What is left after the last full piece is a piece, too. Together the weights make 1.",
+            wrong=lambda n_targets, cut: [[1 / n_targets] * cut for _ in range(n_targets // cut)],
+        ),
+        Mistake(
+            "one number a piece",
+            "This is what each piece counts in all. Give a list for each piece, with one weight for each target.",
+            wrong=lambda n_targets, cut: [sum(piece) for piece in _weights_of_pieces(n_targets, cut)],
+        ),
+        Mistake(
+            "an empty piece",
+            "A sequence without a target has no piece: the answer is an empty list.",
+            wrong=lambda n_targets, cut: _weights_of_pieces(n_targets, cut) or [[]],
         ),
         Mistake(
             "one list",

@@ -36,11 +36,25 @@ def test_shares_wrong_answers():
             "sequences whatever is asked": lambda n, w: divided([min(x, 1) for x in n]),
             "weights, not shares": lambda n, w: n if w == "token" else [min(x, 1) for x in n],
             "what one target counts": lambda n, w: [s / x if x else 0.0 for x, s in zip(n, shares(n, w), strict=True)],
+            "a shorter list": lambda n, w: [s for s, x in zip(shares(n, w), n, strict=True) if x],
+            "shares of nothing": lambda n, w: shares(n, w) if any(n) else [1 / len(n)] * len(n),
+            "percent": lambda n, w: 100 * shares(n, w),
+            "the short ones louder": lambda n, w: divided(n if w == "token" else [x and 1 / x for x in n]),
             "divides by nothing": lambda n, w: [
                 (x if w == "token" else min(x, 1)) / sum(n if w == "token" else [min(y, 1) for y in n]) for x in n
             ],
         },
     )
+
+
+@pytest.mark.parametrize("unguarded_under", ["token", "sequence"])
+def test_shares_of_a_silent_step_are_asked_for_under_both_means(unguarded_under):
+    def f(n_targets, weighting):
+        puts_in = n_targets if weighting == "token" else [min(n, 1) for n in n_targets]
+        total = sum(puts_in) if weighting == unguarded_under else max(sum(puts_in), 1)
+        return [part / total for part in puts_in]
+
+    assert check_shares.run(f).mistake == "divides by nothing"
 
 
 def step_loss(step, weighting):
@@ -93,6 +107,16 @@ def test_step_loss_wrong_answers():
             "not divided": lambda step, w: sum(
                 sum(losses) if w == "token" else mean(losses) for rank in step for losses in flat(rank)
             ),
+            "sums of the sequences": lambda step, w: (
+                step_loss(step, w) if w == "token" else mean(sum(x) for rank in step for x in flat(rank) if x)
+            ),
+            "divided by the targets": lambda step, w: (
+                step_loss(step, w)
+                if w == "token"
+                else sum(mean(x) for rank in step for x in flat(rank))
+                / (sum(len(x) for r in step for x in flat(r)) or 1)
+            ),
+            "a loop too few": lambda step, w: sum(sum(losses) for rank in step for losses in rank),
             "divides by nothing": unguarded,
         },
     )
@@ -118,6 +142,10 @@ def test_weights_of_pieces_wrong_answers():
             ],
             "divided by the cut": lambda n, cut: [[1 / cut] * len(p) for p in weights(n, cut)],
             "not divided": lambda n, cut: [[1] * len(p) for p in weights(n, cut)],
+            "the last piece filled up": lambda n, cut: [p + p[:1] * (cut - len(p)) for p in weights(n, cut)],
+            "the rest lost": lambda n, cut: [p for p in weights(n, cut) if len(p) == cut],
+            "one number a piece": lambda n, cut: [sum(p) for p in weights(n, cut)],
+            "an empty piece": lambda n, cut: weights(n, cut) if n else [[]],
             "one list": lambda n, cut: [w for piece in weights(n, cut) for w in piece],
             "divides by nothing": lambda n, cut: [[1 / n] * len(p) for p in weights(n, cut)] if 1 / n else None,
         },
