@@ -49,6 +49,7 @@ bench: setup
 	$(BIN)/mamba-lab bench packing $(ARGS)
 	$(BIN)/mamba-lab bench model $(ARGS)
 	$(BIN)/mamba-lab bench operators $(ARGS)
+	$(BIN)/mamba-lab bench schemes $(ARGS)
 
 wheelhouse: setup
 	$(BIN)/python -m pip download --quiet --dest $(WHEELHOUSE) $(PIP_ARGS) '.[course,dev]' 'hatchling>=1.26' 'editables>=0.5'

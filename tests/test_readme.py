@@ -38,7 +38,25 @@ def test_the_figures_come_from_the_records() -> None:
     model = read_record("model")["results"]
     ours, mambapy = model["ours"]["2048"]["packed"], model["peers"]["mambapy"]["2048"]
     short, theirs = model["ours"]["512"]["packed"], model["peers"]["transformers"]["512"]
+    scans = read_record("operators-cuda")["results"]["timed"]
+    (large,) = [t["parts"] for t in scans if (t["operator"], t["tokens"], t["channels"]) == ("ssm_pack", 65_536, 4096)]
+
+    def both_ways(part: str) -> float:
+        return sum(median(large[part]["seconds"][direction]) for direction in ("forward", "backward"))
+
+    steps = read_record("model-cuda")["results"]["timed"]
+
+    def on_gpu(package: str, step: str) -> float:
+        wanted = (package, step, "autocast", 16_384)
+        keys = ("package", "step", "precision", "tokens")
+        (found,) = [t for t in steps if tuple(t[key] for key in keys) == wanted]
+        return 1 / median(found["seconds"])
+
+    packed_step = on_gpu("mamba-lab", "packed")
     for claim in (
+        f"**{both_ways('selective_scan_fn') / both_ways('packed'):.1f} times** | faster than mamba-ssm's scan on 65,536",
+        f"**{packed_step / on_gpu('mamba-ssm', 'concat'):.1f} times** | the tokens per second of mamba-ssm's leaky concat",
+        f"{packed_step / on_gpu('mamba-ssm', 'one_by_one'):.0f} times those of one sequence at a time",
         f"{median(chat['padded_random']['valid_ratio']):.0%} → {median(chat['token_budget']['valid_ratio']):.0%}",
         f"{packs['sequential']['padding_rate']:.1%} → {buffer['padding_rate']:.2%}",
         f"a million are packed in {median(took['seconds']):.2f} s",
