@@ -348,8 +348,11 @@ def test_a_block_compiles_at_most_twice(compiler: str, backend: str) -> None:
 @pytest.mark.parametrize("name", OPERATORS)
 def test_opcheck(name: str, full: bool, backend: str) -> None:
     torch.use_deterministic_algorithms(False)
-    inputs, dy, dfinal = made(name, (5, 0, 1, 30), 24, 4, torch.float32, device="cuda")
-    boundaries = Boundaries.from_lengths([5, 0, 1, 30], device="cuda")
+    # The check compares whole results, and a checkpoint that belongs to no sequence is never written. Lengths whose
+    # remainders add up to less than a tile leave none, here neither with 16 tokens a checkpoint nor with 32.
+    lengths = (5, 1, 72)
+    inputs, dy, dfinal = made(name, lengths, 24, 4, torch.float32, device="cuda")
+    boundaries = Boundaries.from_lengths(lengths, device="cuda")
     order = {"conv1d_pack": ("x", "weight", "bias"), "ssm_pack": ("u", "delta", "A", "B", "C", "D", "z", "delta_bias")}
     optional = ("bias", "D", "z", "delta_bias")
     given = [inputs[key] if full or key not in optional else None for key in order[name]]
