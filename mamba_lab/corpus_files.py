@@ -25,7 +25,7 @@ from mamba_lab.tokenizer import ROLES
 __all__ = ["SUFFIXES", "FileReader", "is_hub_id"]
 
 SUFFIXES = (".jsonl", ".parquet", ".txt")
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _BOM = b"\xef\xbb\xbf"
 _CHUNK = 1 << 20
 _ROWS = 1024

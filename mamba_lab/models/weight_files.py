@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from mamba_lab.batching._checks import shown
+from mamba_lab.corpus_files import is_hub_id
+from mamba_lab.log import log_once
 
 from .layouts import CONFIG, WEIGHTS
 
@@ -29,8 +32,7 @@ def source(path_or_id: str | os.PathLike[str], revision: str | None = None) -> F
     if folder.is_dir():
         return lambda name: folder / name if (folder / name).is_file() else None
     text = os.fspath(path_or_id)
-    # A hub id is "owner/name": nothing that could only be a path.
-    if folder.exists() or folder.is_absolute() or text.startswith((".", "~")) or len(folder.parts) != 2 or "\\" in text:
+    if folder.exists() or not is_hub_id(text):
         raise ValueError(f"there is no folder {text!r}. Give a folder with {CONFIG}, or a hub id such as 'owner/name'.")
     try:
         from huggingface_hub import hf_hub_download
@@ -39,6 +41,8 @@ def source(path_or_id: str | os.PathLike[str], revision: str | None = None) -> F
         raise ValueError(
             f"there is no folder {text!r}, and the Hub needs huggingface_hub: pip install 'mamba-lab[train]'."
         ) from None
+
+    log_once(logging.INFO, f"there is no folder {text!r} here, so the Hub is asked for a model of this name")
 
     def fetch(name: str) -> Path | None:
         try:

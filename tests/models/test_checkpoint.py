@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from mamba_lab.log import log_once
 from mamba_lab.models import MambaConfig, MambaLM, weight_files
 from mamba_lab.models.checkpoint import load_weights
 from mamba_lab.models.layouts import EMBEDDING
@@ -100,7 +101,7 @@ def test_shards(file: str, tmp_path: Path) -> None:
         MambaLM.from_pretrained(tmp_path)
 
 
-def test_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     hub = pytest.importorskip("huggingface_hub")
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -115,7 +116,10 @@ def test_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hub, "hf_hub_download", download)
     monkeypatch.chdir(tmp_path)
-    same(model, MambaLM.from_pretrained("owner/tiny-mamba", revision="v1"))
+    log_once.cache_clear()
+    with caplog.at_level(logging.INFO, "mamba_lab"):
+        same(model, MambaLM.from_pretrained("owner/tiny-mamba", revision="v1"))
+    assert "there is no folder 'owner/tiny-mamba' here, so the Hub is asked for a model of this name" in caplog.messages
     assert asked == [("owner/tiny-mamba", name, "v1") for name in ("config.json", "model.safetensors")]
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"the checkpoint has no weights: none of model\.safetensors"):
@@ -129,7 +133,9 @@ def test_a_hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         MambaLM.from_pretrained("owner/tiny-mamba")
 
 
-@pytest.mark.parametrize("path", ["/no/such", "./no-such", "no-such", "a/b/c", "~/models"])
+@pytest.mark.parametrize(
+    "path", ["/no/such", "./no-such", "no-such", "a/b/c", "~/models", "wörk/rün", "a b/c", "a/b\\c"]
+)
 def test_no_folder_and_no_hub_id(path: str) -> None:
     with pytest.raises(ValueError, match=r"there is no folder .* Give a folder with config.json, or a hub id"):
         MambaLM.from_pretrained(path)
