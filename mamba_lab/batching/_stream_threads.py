@@ -44,7 +44,11 @@ class Stop:
         """Run ``target`` in a thread of this iteration."""
         thread = _Thread(target=target, args=args, name=f"mamba_lab {name}", daemon=True)
         self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system has none left: nobody can wait for a thread that never ran
+            self._threads.remove(thread)
+            raise
 
     def waits_for(self, free: SimpleQueue[bool]) -> None:
         """A thread of this iteration waits for ``free`` when its reader is behind. ``request`` wakes it."""

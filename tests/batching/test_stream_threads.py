@@ -440,3 +440,17 @@ def test_persistent_workers() -> None:
     assert len(list(loader)) == 10
     with pytest.raises(ValueError, match="persistent_workers=False"):
         list(loader)
+
+
+def test_a_thread_that_the_system_does_not_start_is_the_error_that_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of joining a thread which never ran."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "mamba_lab tokenize":
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        list(stream(corpus(some_lengths(9)), workers=2))
