@@ -75,6 +75,8 @@ def _device(value: str) -> str:
 
 
 Count = Annotated[int, Ge(1), Le(INT32_MAX)]
+Threads = Annotated[int, Ge(0), Le(256)]
+Ahead = Annotated[int, Ge(1), Le(65536)]
 Whole = Annotated[int, Ge(0), Le(INT32_MAX)]
 Seed = Annotated[int, Ge(0), Le(INT64_MAX)]
 Positive = Annotated[float, Gt(0)]
@@ -182,8 +184,8 @@ class PackingConfig(_Section):
     sort: Literal["random", "sorted"] = "random"
     shuffle: bool = True
     pad_to_multiple_of: Count | None = None
-    workers: Whole = 1
-    prefetch: Count = 4
+    workers: Threads = 1
+    prefetch: Ahead = 4
 
     @property
     def budget(self) -> int:

@@ -23,17 +23,6 @@ from .weights import sequence_weights
 if TYPE_CHECKING:
     from .config import PackingConfig
 
-SCHEMES = (
-    "fixed",
-    "padded",
-    "bucketed",
-    "packed-sequential",
-    "packed-greedy",
-    "packed-best-fit",
-    "one-at-a-time",
-    "concat",
-)
-
 
 class Scheme(Protocol):
     """How documents become micro-batches.
@@ -62,10 +51,8 @@ def make_scheme(
         options: pad_id, seed, rank, world_size.
 
     Raises:
-        ValueError: an unknown scheme; settings that the scheme cannot work with.
+        ValueError: settings that the scheme cannot work with.
     """
-    if packing.scheme not in SCHEMES:
-        raise ValueError(f"packing.scheme must be one of {', '.join(map(repr, SCHEMES))}, got {packing.scheme!r}.")
     if packing.scheme not in ("fixed", "padded", "bucketed"):
         return Packed(documents, packing, weighted=weighted, **options)
     if not isinstance(documents, Sequences):
@@ -95,6 +82,7 @@ class Packed:
         if isinstance(documents, Sequences):
             self._documents = list(zip(documents.ids, documents.targets, strict=True))
             self._lengths = documents.lengths
+            _require_filled(self._lengths, packing, options["world_size"])
         else:
             self._options["tokenize"] = documents.tokenize
         if packing.scheme == "concat":
@@ -136,5 +124,21 @@ class Packed:
         )
 
 
+def _require_filled(lengths: Any, packing: PackingConfig, world_size: int) -> None:
+    """Refuse rows that no document can reach, where they would cost memory. A few empty ones in a small trial do not.
+
+    Raises:
+        ValueError: naming ``packing.rows`` and how many rows there can be.
+    """
+    most = int((-(-lengths // packing.capacity)).sum())  # as many as if nothing were packed together
+    empty = packing.rows * world_size - most
+    if empty * packing.capacity > _EMPTY_POSITIONS:
+        raise ValueError(
+            f"packing.rows is {packing.rows:,}, but all documents to train on fill at most {most:,} rows of "
+            f"{packing.capacity:,} tokens: the others would be padding in every micro-batch. Take fewer rows."
+        )
+
+
+_EMPTY_POSITIONS = 1 << 20
 _PACKER: dict[str, Any] = {"packed-sequential": "sequential", "packed-best-fit": "best_fit"}
 _RUN: dict[str, Callable[[Batch], list[Batch]]] = {"one-at-a-time": one_by_one, "concat": lambda batch: [joined(batch)]}

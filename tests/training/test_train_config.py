@@ -13,7 +13,15 @@ import pytest
 from pydantic import ValidationError
 
 from mamba_lab.models import MambaConfig
-from mamba_lab.training.config import SCHEMES, SECTIONS, ConfigError, DataConfig, TrainConfig, TrainingConfig
+from mamba_lab.training.config import (
+    SCHEMES,
+    SECTIONS,
+    ConfigError,
+    DataConfig,
+    PackingConfig,
+    TrainConfig,
+    TrainingConfig,
+)
 from mamba_lab.training.config_errors import _ELSEWHERE
 
 
@@ -254,3 +262,12 @@ def test_an_error_travels_between_processes() -> None:
     again = pickle.loads(pickle.dumps(error))
     assert str(again) == str(error) == "my.toml: training.seed is wrong."
     assert isinstance(error, ValueError)
+
+
+def test_threads_and_batches_ahead_have_a_limit() -> None:
+    """Two thousand million places to be filled ahead took the memory, a hundred thousand threads the process."""
+    assert PackingConfig(workers=256, prefetch=65536).workers == 256
+    with pytest.raises(ConfigError, match=r"packing\.workers is 257: expected a whole number from 0 to 256"):
+        PackingConfig(workers=257)
+    with pytest.raises(ConfigError, match=r"packing\.prefetch is 65537: expected a whole number from 1 to 65536"):
+        PackingConfig(prefetch=65537)

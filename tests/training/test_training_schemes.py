@@ -171,3 +171,11 @@ def test_rows_are_dealt_evenly_and_each_once(n: int, rows: int, world_size: int)
     empty = [int((own == -1).sum()) for steps in dealt_to for own in steps[:-1]]
     assert sum(empty) == 0
     assert sum(int((steps[-1] == -1).sum()) for steps in dealt_to if steps) < world_size
+
+
+@pytest.mark.parametrize("scheme", ["packed-greedy", "packed-sequential", "packed-best-fit", "one-at-a-time", "concat"])
+def test_rows_that_no_document_can_reach_are_refused(settings: Settings, scheme: str) -> None:
+    """A million rows of padding took the machine's memory. A few cost nothing, and a small trial has them."""
+    with pytest.raises(ValueError, match=r"packing.rows is 1,000,000, but all .* fill at most 4 rows of 24 tokens"):
+        settings.data(texts([5, 30, 1]), scheme, packing={"rows": 1_000_000})
+    assert len(list(settings.data(texts([5, 30, 1]), scheme, packing={"rows": 64}).steps(0, 1))) == 1
