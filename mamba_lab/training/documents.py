@@ -14,6 +14,7 @@ import numpy as np
 from mamba_lab.corpus import Corpus
 from mamba_lab.tokenizer import Tokenizer
 
+from .reading import settings_named
 from .sequence_maker import Ints, SequenceMaker
 
 if TYPE_CHECKING:
@@ -101,9 +102,10 @@ class DataCounts:
     def __str__(self) -> str:
         parts = [
             f"{_n(self.training, 'document')} to train on ({_n(self.training_tokens, 'token')}, "
-            f"{_n(self.training_targets, 'target')}), {self.validation:,} for validation "
-            f"({_n(self.validation_targets, 'target')})"
+            f"{_n(self.training_targets, 'target')})"
         ]
+        if self.validation or self.beyond is not None:  # a stream's are read when they are needed
+            parts[0] += f", {self.validation:,} for validation ({_n(self.validation_targets, 'target')})"
         told = (
             (self.unread, 0, "left out: cannot be read"),
             (self.beyond or 0, 0, "left out: beyond data.max_documents"),
@@ -144,7 +146,8 @@ def prepare(corpus: Corpus, tokenizer: Tokenizer, config: TrainConfig) -> Prepar
     makers = {held_out: SequenceMaker(tokenizer, config, training=not held_out) for held_out in (False, True)}
     parts = {held_out: Sequences([], [], []) for held_out in makers}
     ids_of = corpus.tokenize(tokenizer)
-    said_of = None if data.teach == "whole" else corpus.said_by("assistant", tokenizer)
+    with settings_named():
+        said_of = None if data.teach == "whole" else corpus.said_by("assistant", tokenizer)
     long_enough = [number for number, ids in enumerate(ids_of) if makers[False].long_enough(ids)]
     validation = validation_numbers(long_enough, data.validation_share, config.data_seed)
     for number, ids in enumerate(ids_of):

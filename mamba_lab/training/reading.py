@@ -20,11 +20,13 @@ _WORDS = (
     ("Choose one with text_field", "Choose one with data.text_field"),
     ("max_line_bytes sets", "data.max_line_bytes sets"),
     ("path: there is no file", "data.tokenizer: there is no file"),
+    ('make_targets(ids, "whole")', 'data.teach = "whole"'),
+    ("Read a field with", "Name with data.text_field a field with"),
 )
 
 
 @contextmanager
-def _settings_named() -> Iterator[None]:
+def settings_named() -> Iterator[None]:
     """An error inside the block names the setting instead of the argument."""
     try:
         yield
@@ -40,19 +42,19 @@ def _settings_named() -> Iterator[None]:
 
 def read_tokenizer(data: DataConfig) -> Tokenizer:
     """The run's tokenizer."""
-    with _settings_named():
+    with settings_named():
         return load_tokenizer(data.tokenizer)
 
 
 def read_corpus(data: DataConfig) -> Corpus:
     """The run's documents, all of them."""
-    with _settings_named():
+    with settings_named():
         return load_corpus(data.corpus, **_reading(data))
 
 
 def stream_corpus(data: DataConfig) -> CorpusStream:
     """The run's documents, one after another."""
-    with _settings_named():
+    with settings_named():
         return load_corpus(data.corpus, streaming=True, **_reading(data))
 
 

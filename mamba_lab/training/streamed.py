@@ -13,6 +13,7 @@ from mamba_lab.document_tokens import mark_said, tokenize_documents
 from mamba_lab.tokenizer import Tokenizer
 
 from .documents import share_of
+from .reading import settings_named
 from .sequence_maker import SequenceMaker
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class StreamedDocuments:
         (ids,), (starts,) = tokenize_documents([document], self._tokenizer)
         said = None
         if self._config.data.teach != "whole":
-            said = mark_said(document, len(ids), starts, "assistant")
+            with settings_named():
+                said = mark_said(document, len(ids), starts, "assistant")
         empty = np.zeros(0, np.int32)
         return self._make(number, document, ids, said) or (empty, empty)

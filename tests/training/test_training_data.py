@@ -204,8 +204,19 @@ def taught_in_order(batch: Any) -> list[tuple[int, int, int]]:
 
 
 def test_teaching_the_assistant_needs_conversations(settings: Settings) -> None:
-    with pytest.raises(ValueError, match=r"document 'd0'.*is no conversation"):
+    message = (
+        r"document 'd0'.*is no conversation.*data.text_field.*or train on whole documents: data.teach = \"whole\"\."
+    )
+    with pytest.raises(ValueError, match=message):
         settings.data(texts([5]), data={"teach": "assistant", "corpus": "own"})
+
+
+def test_a_stream_that_teaches_the_assistant_needs_conversations(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text("a few words")
+    wanted = {"corpus": str(tmp_path / "some.txt"), "streaming": True, "teach": "assistant"}
+    data = settings.data(None, data=wanted, training={"max_steps": 1})
+    with pytest.raises(ValueError, match=r'or train on whole documents: data\.teach = "whole"'):
+        next(data.epoch(0))
 
 
 WRONG: dict[str, Any] = {
@@ -279,7 +290,7 @@ def test_what_a_stream_left_out_is_said_at_the_end_of_its_epoch(
         list(data.epoch(2))
     assert caplog.messages[-1] == "data, read in epoch 2: " + "; ".join(
         [
-            "2 documents to train on (13 tokens, 11 targets), 0 for validation (0 targets)",
+            "2 documents to train on (13 tokens, 11 targets)",
             "1 document left out: cannot be read",
             "1 document left out: shorter than data.min_seq_len (2 tokens)",
             "1 document cut off at data.max_seq_len (12 tokens).",
