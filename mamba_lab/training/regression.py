@@ -161,6 +161,11 @@ def series_batches(
         ValueError: a series longer than ``capacity``, or as for ``pack_series``.
     """
     lengths = [len(one) for one in series]
+    if longer := [number for number, length in enumerate(lengths) if length > as_int(capacity, "capacity", minimum=1)]:
+        raise ValueError(
+            f"series[{longer[0]}] has {lengths[longer[0]]} positions, above the capacity {capacity}. Raise it to at "
+            f"least {max(lengths)}, or cut long series before."
+        )
     plan = pack_greedy(lengths, capacity, buffer_size=max(len(lengths), 1))
     return [pack_series(series, indices=[piece[0] for piece in pieces], targets=targets) for pieces in plan.bins()]
 
@@ -210,14 +215,18 @@ def regression_loss(distance: str | Distance = "mse", regulariser: Callable[[nn.
 def _as_rows(values: Series, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     try:
         array = tensor_on_host(values, name) if isinstance(values, Tensor) else np.asarray(values)
-        array = array.astype(np.float32)
+        with np.errstate(over="ignore"):  # what becomes infinite is named below
+            array = array.astype(np.float32)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{name} must be an array of numbers [n, F] on the host: {error}") from error
     if array.ndim != 2 or not array.size:
         raise ValueError(f"{name} must be [n, F] with n of at least 1, got {list(array.shape)}. Write one[:, None].")
     if (bad := np.argwhere(~np.isfinite(array))).size:
         place = ", ".join(map(str, bad[0]))
-        raise ValueError(f"{name}[{place}] is {array[tuple(bad[0])]}. Fill gaps before, or leave the series out.")
+        raise ValueError(
+            f"{name}[{place}] is {array[tuple(bad[0])]}. Fill gaps before, scale what float32 does not hold, or leave "
+            f"the series out."
+        )
     return array
 
 

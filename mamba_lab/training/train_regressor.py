@@ -29,7 +29,7 @@ class RegressionResult:
         losses: of every step, the regulariser among it.
         grad_norms: of every step, before clipping.
         validation: (step, loss without the regulariser) after every ``eval_steps`` and at the end.
-        skipped: steps without an update, because a number was not finite.
+        skipped: steps without an update, because a number was not finite or no position had a target.
     """
 
     losses: list[float] = field(default_factory=list)

@@ -211,6 +211,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted() -> None:
         ([np.zeros((0, 2))], r"series\[0\] must be \[n, F\] with n of at least 1, got \[0, 2\]"),
         ([np.zeros((3, 2)), np.zeros((3, 1))], r"series\[1\] has 1 features, series\[0\] has 2"),
         ([np.array([[1.0, np.nan]])], r"series\[0\]\[0, 1\] is nan. Fill gaps"),
+        ([np.array([[1e300]])], r"series\[0\]\[0, 0\] is inf. Fill gaps before, scale what float32 does not hold"),
         ([[[1.0], [2.0, 3.0]]], r"series\[0\] must be an array of numbers \[n, F\]"),
         ([torch.zeros(2, 2, device="meta")], r"series\[0\] must lie on the host|series\[0\] must be an array"),
     ],
@@ -226,7 +227,7 @@ def test_bad_arguments_are_refused() -> None:
         pack_series(series, targets=series[:1])
     with pytest.raises(ValueError, match=r"targets\[1\] has 4 rows, its series 3"):
         pack_series(series, targets=[series[0], series[0]])
-    with pytest.raises(ValueError, match=r"lengths\[0\] is 4, above the capacity 3"):
+    with pytest.raises(ValueError, match=r"series\[0\] has 4 positions, above the capacity 3. Raise it to at "):
         series_batches(series, 3)
     with pytest.raises(ValueError, match="distance must be one of 'mse', 'l1', 'smooth_l1' or a function"):
         regression_loss("huber")
