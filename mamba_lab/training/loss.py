@@ -36,9 +36,9 @@ def language_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
 def scale_to_mean(parameters: Iterable[nn.Parameter], weight_sum: Tensor) -> None:
     """Turn gradients of the sum into gradients of the mean, in place: once a step, before clipping.
 
-    A ``weight_sum`` of 0 leaves gradients of 0, never NaN.
+    A ``weight_sum`` of 0 leaves gradients of 0, never NaN. One that is no number gives gradients that are none.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients:
-        share = torch.where(weight_sum > 0, 1 / weight_sum, 0.0)
+        share = torch.where(weight_sum != 0, 1 / weight_sum, 0.0)
         torch._foreach_mul_(gradients, share.to(gradients[0].dtype))

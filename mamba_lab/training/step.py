@@ -56,7 +56,12 @@ def backward(
         loss: from (model, batch) to (loss_sum, weight_sum).
         bf16: forward under bfloat16 autocast. Weights, gradients and sums stay float32.
         sum_over_ranks: adds gradients and sums up over the ranks.
+
+    Raises:
+        ValueError: no batch.
     """
+    if not batches:
+        raise ValueError("batches is empty: a step needs at least one micro-batch.")
     parameters = list(model.parameters())
     device = parameters[0].device
     model.zero_grad(set_to_none=True)

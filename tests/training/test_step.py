@@ -177,3 +177,22 @@ def test_weights_of_sequences_are_one_mean_over_all_micro_batches() -> None:
     assert backward(model, halves).loss == pytest.approx(whole.loss, rel=1e-6)
     unweighted = [replace(half, weights=None) for half in halves]
     assert abs(backward(model, unweighted).loss - whole.loss) > 1e-4
+
+
+def test_a_step_of_no_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="batches is empty: a step needs at least one micro-batch"):
+        backward(small_model(), [])
+
+
+def test_loss_and_gradient_are_divided_by_the_same_weights() -> None:
+    """Weights of one's own may add up to less than nothing, or to no number: the gradient is then no silent zero."""
+    model, batch = small_model(), pack(some_sequences([5, 3]))
+    for value in (-1.0, math.nan):
+        weights = torch.full(batch.targets.shape, value)
+        result = backward(model, [replace(batch, weights=weights)])
+        gradient = gradient_of(model)
+        assert bool(gradient.isfinite().all()) is result.finite is (value == -1.0)
+    plain = backward(model, [batch])
+    backward(model, [replace(batch, weights=torch.full(batch.targets.shape, -1.0))])
+    assert plain.grad_norm > 0
+    assert gradient_of(model).norm().item() == pytest.approx(plain.grad_norm, rel=1e-5)
