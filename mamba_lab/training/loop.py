@@ -17,7 +17,7 @@ from .config import TrainConfig
 from .data import TrainingData
 from .gradient_report import gradient_report
 from .metrics import BatchCounts, StepMetrics, peak_memory_gib
-from .prepare import make_model, pick_device, repeatable, require_vocabulary, seed_all, write_settings
+from .prepare import make_model, pick_device, repeatable, require_targets, require_vocabulary, seed_all, write_settings
 from .run_folder import open_run
 from .run_log import RunLog
 from .session import Session
@@ -76,6 +76,7 @@ def train(
     with open_run(settings.output_dir, resume=resume) as run, repeatable(settings.deterministic):
         seed_all(settings.seed)
         data = TrainingData(config, documents=documents)
+        require_targets(data)
         model = make_model(config.model, data.vocab_size) if model is None else model
         require_vocabulary(model, data.vocab_size)
         session = Session(config, model.to(device).train(), data, run.path)
@@ -139,6 +140,12 @@ def _loop(
             break
     else:
         result.stopped = "max_steps" if state.step == settings.max_steps else "finished"
+        if result.history and state.step < session.total_steps:  # of a stream nobody knew
+            log.warning(
+                state.step,
+                f"the documents end at step {state.step:,} of the {session.total_steps:,} that the learning rate was "
+                f"planned for. Lower training.max_steps, or raise training.num_train_epochs.",
+            )
         _validate(session, log)
     session.save()
     result.steps, result.validation = state.step, list(state.validation)

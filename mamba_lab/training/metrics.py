@@ -68,7 +68,7 @@ class StepMetrics:
         waiting_seconds: how much of that went into waiting for data.
         tgs: tokens (without padding) per GPU per second; without a GPU per process.
         memory_gib: the most memory so far: the run's on a GPU, as PyTorch's allocator counts it, or the process's.
-        seconds_left: until the last planned step, at the mean pace so far; None when the end is not known.
+        seconds_left: until the last planned step, at the mean pace of the last 50; None when the end is not known.
         skipped: the optimiser did nothing, because no position counted, or because a number was not finite.
     """
 

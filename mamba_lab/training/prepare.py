@@ -16,6 +16,7 @@ import torch
 from mamba_lab.models import MambaLM
 
 from .checkpoint import find_checkpoint
+from .manifest import MANIFEST
 
 if TYPE_CHECKING:
     from .config import ModelConfig, TrainConfig, TrainingConfig
@@ -111,13 +112,28 @@ def require_vocabulary(model: MambaLM, vocab_size: int) -> None:
         )
 
 
+def require_targets(data: TrainingData) -> None:
+    """Refuse documents without a single target: every step would be skipped. Of a stream nobody knows.
+
+    Raises:
+        ValueError: with what became of the documents.
+    """
+    if data.n_documents is not None and not data.counts.training_targets:
+        raise ValueError(
+            f"no document has a target to learn from ({data.counts}). Is data.teach right, and are sequences longer "
+            f"than one token?"
+        )
+
+
 def weights_in(source: str) -> str:
     """Where the weights lie: in a run's folder those of its newest whole checkpoint; anything else as it is.
 
     Raises:
-        ValueError: a run's folder without a whole checkpoint.
+        ValueError: a run's folder without a whole checkpoint, or a checkpoint that is damaged.
     """
-    return str(find_checkpoint(source)) if (Path(source) / "checkpoints").is_dir() else source
+    folder = Path(source)
+    ours = (folder / MANIFEST).is_file() or (folder / "checkpoints").is_dir()
+    return str(find_checkpoint(folder)) if ours else source
 
 
 def planned_steps(config: TrainConfig, data: TrainingData) -> int:

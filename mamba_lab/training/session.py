@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -11,7 +12,7 @@ from typing import cast
 import torch
 
 from mamba_lab.batching import Batch
-from mamba_lab.log import logger
+from mamba_lab.log import log_once, logger
 from mamba_lab.models import MambaLM
 
 from .checkpoint import CheckpointError, TrainState, load_checkpoint, save_checkpoint
@@ -75,11 +76,14 @@ class Session:
         state.watch = self.watch.state_dict()
 
     def validate(self) -> Validation | None:
-        """The mean loss of the validation documents; None where there are none, or this step has it already."""
+        """The mean loss of the validation documents; None where they have no target, or this step has it already."""
+        if not self.config.data.validation_share:
+            return None
         if any(step == self.state.step for step, _ in self.state.validation):
             return None
         found = evaluate(self.model, self.data.validation(), bf16=self.bf16)
-        if not found.batches:
+        if not found.weight:
+            log_once(logging.WARNING, "no validation loss: the documents held out, if there are any, have no target")
             return None
         self.state.validation.append((self.state.step, found.loss))
         self._saved_at = None  # a checkpoint of this step would lack it

@@ -18,8 +18,10 @@ import torch
 from run_help import config, documents, lines, same_weights
 
 from mamba_lab.document import Document
+from mamba_lab.log import log_once
 from mamba_lab.models import MambaLM
 from mamba_lab.training import TrainConfig, TrainingData, TrainResult, evaluate, read_metrics, train
+from mamba_lab.training.documents import validation_numbers
 from mamba_lab.training.prepare import (
     make_model,
     pick_device,
@@ -393,3 +395,39 @@ def test_the_optimiser_has_the_rate_of_the_schedule(settings: Callable[..., Trai
         for result in (slow, fast)
     ]
     assert moved[0] < 1e-5 < 1e-2 < moved[1]
+
+
+def test_documents_without_any_target_are_refused(settings: Callable[..., TrainConfig]) -> None:
+    chosen = settings(data={"min_seq_len": 1, "add_end": False})
+    short = [Document("x", str(number), "here") for number in range(8)]
+    with pytest.raises(
+        ValueError, match=r"no document has a target to learn from \(7 documents to train on .* Is data"
+    ):
+        run(chosen, documents=short)
+
+
+def test_validation_without_a_target_is_said_and_is_no_number(
+    settings: Callable[..., TrainConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    log_once.cache_clear()
+    own = documents(12)
+    held_out = validation_numbers(range(12), 0.2, 0)
+    own = [Document("x", one.id, "here") if number in held_out else one for number, one in enumerate(own)]
+    chosen = settings(data={"min_seq_len": 1, "add_end": False, "validation_share": 0.2}, training={"eval_steps": 2})
+    assert run(chosen, documents=own).validation == []
+    assert [text for text in caplog.messages if "no validation loss" in text] == [
+        "no validation loss: the documents held out, if there are any, have no target"
+    ]
+
+
+def test_a_stream_that_ends_before_the_schedule_is_said(
+    settings: Callable[..., TrainConfig], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The learning rate was near its height, and the run said "finished" and no more."""
+    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({"text": one.text}) for one in documents(12)))
+    chosen = settings(data={"corpus": str(tmp_path / "own.jsonl"), "streaming": True}, training={"max_steps": 500})
+    result = run(chosen, documents=None)
+    assert result.steps < 500
+    assert f"the documents end at step {result.steps:,} of the 500 that the learning rate was planned for. Lower " in (
+        caplog.text
+    )
