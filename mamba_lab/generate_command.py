@@ -146,15 +146,13 @@ def _data_of(model: str) -> DataConfig | None:
 
 
 def _weights(model: str) -> str:
-    """Where the weights lie: of a run those of its newest whole checkpoint. A checkpoint is verified."""
+    """Where the weights lie, as ``model.from_pretrained`` of a run takes them."""
     from mamba_lab.corpus_files import is_hub_id
-    from mamba_lab.training import find_checkpoint
+    from mamba_lab.training.prepare import weights_in
 
-    folder = Path(model)
-    if not folder.exists() and not is_hub_id(model):
+    if not Path(model).exists() and not is_hub_id(model):
         raise ValueError(f"there is no folder {model}. Give a run's, a checkpoint's, a saved model's, or a hub id.")
-    ours = (folder / "manifest.json").is_file() or (folder / "checkpoints").is_dir()
-    return str(find_checkpoint(folder)) if ours else model
+    return weights_in(model)
 
 
 def _device(name: str) -> str:

@@ -6,6 +6,7 @@ What is needed is imported when the command runs.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import time
 from dataclasses import dataclass, field
@@ -143,9 +144,11 @@ def closing_lines(result: TrainResult, config: str) -> str:
     if result.folder is not None:
         lines.append(f"{_short(result.folder)}: settings, metrics.jsonl, checkpoints.")
         if result.stopped == "signal":
-            lines.append(f"Go on: mamba-lab train {config} --resume (with the same --set)")
+            lines.append(f"Go on: mamba-lab train {shlex.quote(config)} --resume (with the same --set)")
         elif result.stopped != "nonfinite":
-            lines.append(f'Read what it writes: mamba-lab generate {_short(result.folder)} --prompt "The"')
+            lines.append(
+                f'Read what it writes: mamba-lab generate {shlex.quote(str(_short(result.folder)))} --prompt "The"'
+            )
     return "\n".join(lines)
 
 

@@ -95,7 +95,12 @@ class Board:
     """TensorBoard's event files, in ``folder``/tensorboard. Points after ``after_step`` are taken back."""
 
     def __init__(self, folder: Path, after_step: int, config: TrainConfig) -> None:
-        from torch.utils.tensorboard import SummaryWriter
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"logging.tensorboard is true, but the package {error.name} is missing: pip install 'mamba-lab[train]'."
+            ) from error
 
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1)
         text = "".join(f"    {line}\n" for line in config.to_toml().splitlines())

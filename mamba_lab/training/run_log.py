@@ -37,8 +37,7 @@ class RunLog:
             steps that are taken again, and is removed.
 
     Raises:
-        ValueError: metrics.jsonl cannot be written.
-        ModuleNotFoundError: TensorBoard is wanted and missing.
+        ValueError: metrics.jsonl cannot be written, or TensorBoard is wanted and missing.
     """
 
     def __init__(

@@ -242,6 +242,17 @@ def test_a_missing_library_is_one_line(
     assert done.stderr == "mamba-lab: mamba_lab.training needs pydantic: pip install 'mamba-lab[train]'.\n"
 
 
+def test_tensorboard_that_is_missing_is_one_line(
+    settings: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    assert run(settings, "--set", "logging.tensorboard=true") == 1
+    assert "logging.tensorboard is true, but the package tensorboard is missing: pip install 'mamba-lab[train]'." in (
+        capsys.readouterr().err
+    )
+
+
 def test_help_has_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         run("--help")
@@ -277,4 +288,10 @@ def test_what_a_run_has_come_to() -> None:
         "Validation loss 2.500.",
         "1 step left the weights as they were: see the warnings.",
     ]
+    own = TrainResult(model, folder=Path("my runs/1"), stopped="signal")
+    assert closing_lines(own, "my settings.toml").endswith(
+        "mamba-lab train 'my settings.toml' --resume (with the same --set)"
+    )
+    own.stopped = "finished"
+    assert closing_lines(own, "my.toml").endswith("mamba-lab generate 'my runs/1' --prompt \"The\"")
     assert closing_lines(TrainResult(model), "my.toml") == "finished after 0 steps, 0 tokens, 0 s in steps."
