@@ -22,7 +22,7 @@ from mamba_lab.bench.model_cuda_peers import INSTALL, PEER_STEPS, load
 from mamba_lab.bench.model_cuda_table import table
 from mamba_lab.bench.operator_cases import published_pack
 from mamba_lab.bench.operator_cuda_timing import matmul_flops_per_second, queued_seconds
-from mamba_lab.bench.record import write_record
+from mamba_lab.bench.record import RecordInProgress
 from mamba_lab.machine import version_of
 from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.ops.mamba_inner import fused_backends
@@ -38,6 +38,10 @@ SLOW_S, SLOW_REPEATS = 1.0, 3
 
 Call: TypeAlias = "Callable[..., Any]"
 """A model, or its forward pass under autocast."""
+
+
+Keep: TypeAlias = "Callable[[Mapping[str, Any]], object]"
+"""Takes a payload that has one part more."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ Step: TypeAlias = "Callable[[Call, Pack], Tensor]"
 def run(repeats: int, output: Path | None, peers: bool) -> int:
     """Measure, print each part as it is done and a table of all, write the record ``model-cuda``. Returns 0.
 
-    Ctrl-C keeps what is measured by then, in a record ``model-cuda-interrupted`` beside it.
+    The record is written again after each part. Where the process is stopped, ``model-cuda-unfinished`` has them.
 
     Raises:
         ValueError: PyTorch sees no GPU.
@@ -66,24 +70,19 @@ def run(repeats: int, output: Path | None, peers: bool) -> int:
     if not torch.cuda.is_available():
         raise ValueError("device is cuda, and PyTorch sees no GPU here; mamba-lab bench model measures the CPU")
     payload: dict[str, Any] = {}
-    try:
-        measure("cuda", repeats, peers, payload)
-    except KeyboardInterrupt:
-        if payload.get("timed"):
-            _report("model-cuda-interrupted", payload, output)
-        raise
-    _report("model-cuda", payload, output)
+    record = RecordInProgress("model-cuda", output)
+    measure("cuda", repeats, peers, payload, record.keep)
+    print(table(payload))
+    path = record.finish(payload)
+    print(f"record: {path.parent.name}/{path.name}")
     return 0
 
 
-def _report(name: str, payload: Mapping[str, Any], output: Path | None) -> None:
-    print(table(payload))
-    path = write_record(name, payload, folder=output)
-    print(f"record: {path.parent.name}/{path.name}")
+def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any], keep: Keep) -> None:
+    """Fill the record's ``payload``, and ``keep`` it after each part.
 
-
-def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
-    """Fill the record's ``payload``. Of another device than "cuda" only the arithmetic means something."""
+    Of another device than "cuda" only the arithmetic means something.
+    """
     missing = load() if peers else "not asked for"
     if missing is not None:
         print(f"mamba-ssm: skipped, {missing}", flush=True)
@@ -110,12 +109,12 @@ def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> 
         "profiles": [],
     }
     for precision in PRECISIONS:
-        measure_ours(precision, device, repeats, payload)
+        measure_ours(precision, device, repeats, payload, keep)
         if missing is None:
-            measure_peer(precision, device, repeats, payload)
+            measure_peer(precision, device, repeats, payload, keep)
 
 
-def measure_ours(precision: str, device: str, repeats: int, payload: dict[str, Any]) -> None:
+def measure_ours(precision: str, device: str, repeats: int, payload: dict[str, Any], keep: Keep) -> None:
     """Add MambaLM's packed steps, and the profile of the first."""
     model = ours(CONFIG, precision, device)
     for tokens in TOKENS:
@@ -123,9 +122,10 @@ def measure_ours(precision: str, device: str, repeats: int, payload: dict[str, A
         add(payload, "mamba-lab", "packed", precision, measure_step(packed, model, precision, batch, repeats))
         if precision == PRECISIONS[0]:
             add_profile(payload, "mamba-lab", "packed", precision, packed, model, batch)
+        keep(payload)
 
 
-def measure_peer(precision: str, device: str, repeats: int, payload: dict[str, Any]) -> None:
+def measure_peer(precision: str, device: str, repeats: int, payload: dict[str, Any], keep: Keep) -> None:
     """Add mamba-ssm's steps: the row as one document, one document at a time, and a padded batch."""
     model = peer(CONFIG, precision, device)
     for tokens in TOKENS:
@@ -133,9 +133,11 @@ def measure_peer(precision: str, device: str, repeats: int, payload: dict[str, A
             if precision == PRECISIONS[0] or name in SHORT:
                 found = measure_step(step, model, precision, pack(tokens, device), repeats)
                 add(payload, "mamba-ssm", name, precision, found)
+                keep(payload)
         if precision == PRECISIONS[0] and tokens == TOKENS[0]:
             concat = PEER_STEPS["concat"]
             add_profile(payload, "mamba-ssm", "concat", precision, concat, model, pack(tokens, device))
+            keep(payload)
 
 
 def add_profile(

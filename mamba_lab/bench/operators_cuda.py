@@ -29,7 +29,7 @@ from mamba_lab.bench.operator_cases import (
 from mamba_lab.bench.operator_cuda_peers import PEERS, Peer
 from mamba_lab.bench.operator_cuda_table import against, table
 from mamba_lab.bench.operator_cuda_timing import copy_bytes_per_second, exp2_per_second, in_turn_seconds
-from mamba_lab.bench.record import write_record
+from mamba_lab.bench.record import RecordInProgress
 from mamba_lab.machine import version_of
 from mamba_lab.ops.backends import OPERATORS, backends
 
@@ -43,7 +43,7 @@ DTYPE = torch.bfloat16
 def run(repeats: int, output: Path | None, peers: bool) -> int:
     """Measure, print each size as it is done and a table of all, write the record ``operators-cuda``. Returns 0.
 
-    Ctrl-C keeps what is measured by then, in a record ``operators-cuda-interrupted`` beside it.
+    The record is written again after each part. Where the process is stopped, ``operators-cuda-unfinished`` has them.
 
     Raises:
         ValueError: PyTorch sees no GPU, or none of our backends runs on it.
@@ -52,24 +52,21 @@ def run(repeats: int, output: Path | None, peers: bool) -> int:
     if not torch.cuda.is_available():
         raise ValueError("device is cuda, and PyTorch sees no GPU here; mamba-lab bench operators measures the CPU")
     payload: dict[str, Any] = {}
-    try:
-        measure("cuda", repeats, peers, payload)
-    except KeyboardInterrupt:
-        if payload.get("timed"):
-            _report("operators-cuda-interrupted", payload, output)
-        raise
-    _report("operators-cuda", payload, output)
+    record = RecordInProgress("operators-cuda", output)
+    measure("cuda", repeats, peers, payload, record.keep)
+    print(table(payload))
+    path = record.finish(payload)
+    print(f"record: {path.parent.name}/{path.name}")
     return 0
 
 
-def _report(name: str, payload: Mapping[str, Any], output: Path | None) -> None:
-    print(table(payload))
-    path = write_record(name, payload, folder=output)
-    print(f"record: {path.parent.name}/{path.name}")
+def measure(
+    device: str, repeats: int, peers: bool, payload: dict[str, Any], keep: Callable[[Mapping[str, Any]], object]
+) -> None:
+    """Fill the record's ``payload``, and ``keep`` it after each part.
 
-
-def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
-    """Fill the record's ``payload``. Of another device than "cuda" only the arithmetic means something."""
+    Of another device than "cuda" only the arithmetic means something.
+    """
     loaded = {name: load(peer) for name, peer in PEERS.items()} if peers else {}
     run_by = {operator: backends_on(device, operator) for operator in OPERATORS}
     payload |= {
@@ -104,6 +101,7 @@ def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> 
             for tokens in TOKENS:
                 found = measure_operator(operator, tokens, channels, device, repeats, run_by[operator], loaded)
                 payload["timed"].append(found | checked)
+                keep(payload)
                 print("; ".join(against({"timed": payload["timed"][-1:]})[1:2]) or operator, flush=True)
 
 

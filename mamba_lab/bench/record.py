@@ -29,7 +29,12 @@ _TOLD = "MAMBA_LAB_COMMIT"
 
 
 def write_record(
-    name: str, payload: Mapping[str, Any], *, folder: Path | None = None, command: list[str] | None = None
+    name: str,
+    payload: Mapping[str, Any],
+    *,
+    folder: Path | None = None,
+    command: list[str] | None = None,
+    circumstances: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``data/results/<name>.json`` and return its path.
 
@@ -41,6 +46,7 @@ def write_record(
             numbers.
         folder: where to write instead of ``data/results``.
         command: what was run; ``sys.argv`` when None.
+        circumstances: commit, machine and versions, found before; None looks for them, a second where GPUs are.
 
     Raises:
         ValueError: a name that is no file name; a value that JSON has no word for (NaN, an object), with its place; a
@@ -50,9 +56,7 @@ def write_record(
         "name": name,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": _command(sys.argv if command is None else command),
-        **_commit(),
-        "machine": machine_record(),
-        "versions": _versions(),
+        **(_circumstances() if circumstances is None else circumstances),
         "results": _plain(payload, "payload"),
     }
     text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -66,6 +70,31 @@ def write_record(
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def _circumstances() -> dict[str, Any]:
+    """What a record says of where it was made: the commit, the machine and the versions."""
+    return {**_commit(), "machine": machine_record(), "versions": _versions()}
+
+
+class RecordInProgress:
+    """A long measurement's record, written again after each part: what stops the process then stops no more than it.
+
+    Until ``finish`` it is called ``<name>-unfinished``.
+    """
+
+    def __init__(self, name: str, folder: Path | None) -> None:
+        self.name, self.folder, self.around = name, folder, _circumstances()
+
+    def keep(self, payload: Mapping[str, Any]) -> None:
+        """Write what there is by now."""
+        write_record(f"{self.name}-unfinished", payload, folder=self.folder, circumstances=self.around)
+
+    def finish(self, payload: Mapping[str, Any]) -> Path:
+        """Write the record under its name, and return its path."""
+        path = write_record(self.name, payload, folder=self.folder, circumstances=self.around)
+        _path(f"{self.name}-unfinished", self.folder).unlink(missing_ok=True)
+        return path
 
 
 def read_record(name: str, *, folder: Path | None = None) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_the_peers_ways_are_checked_against_ours() -> None:
 
 def measured(repeats: int, peers: bool) -> dict[str, Any]:
     payload: dict[str, Any] = {}
-    bench.measure("cpu", repeats, peers, payload)
+    bench.measure("cpu", repeats, peers, payload, lambda kept: None)
     return payload
 
 
@@ -112,21 +112,28 @@ def test_the_record_of_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(payload["lengths"]["200"]) == 200
 
 
-def test_an_interrupted_run_keeps_what_it_has(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
-        payload |= {"timed": [], "profiles": [], "skipped": {}}
-        bench.add(payload, "mamba-lab", "packed", "autocast", bench.measure_step(*step, 1))
-        raise KeyboardInterrupt
+def test_a_stopped_run_leaves_the_parts_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, done = bench.measure_step, []
 
-    step = (bench.packed, MambaLM(SMALL), "float32", bench.pack(100, "cpu"))
-    monkeypatch.setattr(bench, "measure", interrupted)
+    def stopped(*given: Any) -> dict[str, Any]:
+        done.append(1)
+        if len(done) == 4:
+            raise SystemExit
+        return real(*given)
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(bench, "measure_step", stopped)
+    original = bench.measure
+    monkeypatch.setattr(bench, "measure", lambda device, *rest: original("cpu", *rest))
+    with pytest.raises(SystemExit):
         bench.run(1, tmp_path, True)
-    (one,) = read_record("model-cuda-interrupted", folder=tmp_path)["results"]["timed"]
-    assert (one["package"], one["tokens"]) == ("mamba-lab", 100)
+    found = read_record("model-cuda-unfinished", folder=tmp_path)
+    assert [one["step"] for one in found["results"]["timed"]] == ["packed", "packed", "concat"]
+    assert found["versions"]["torch"]
+    done[:] = [1] * 9  # and from here on nothing stops it
+    assert bench.run(1, tmp_path, True) == 0
+    assert len(read_record("model-cuda", folder=tmp_path)["results"]["timed"]) == 12
+    assert not (tmp_path / "model-cuda-unfinished.json").exists()
 
 
 def test_without_the_peer_ours_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

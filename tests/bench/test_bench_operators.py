@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -300,7 +301,9 @@ def test_the_gpus_part_on_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(operators_cuda, "PEERS", peers)
     payload: dict[str, Any] = {}
-    operators_cuda.measure("cpu", 2, True, payload)
+    kept: list[int] = []
+    operators_cuda.measure("cpu", 2, True, payload, lambda so_far: kept.append(len(so_far["timed"])))
+    assert kept == [1, 2]
     payload = json.loads(json.dumps(payload))
     assert payload["skipped"] == {"causal-conv1d": "causal_conv1d is not installed; pip install it"}
     scan, convolution = payload["timed"]
@@ -321,18 +324,37 @@ def test_the_gpus_part_on_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "causal-conv1d: skipped, causal_conv1d is not installed; pip install it" in text
 
 
-def test_an_interrupted_run_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def interrupted(device: str, repeats: int, peers: bool, payload: dict[str, Any]) -> None:
-        ceilings = {"copy_bytes_per_second": 1e12, "exp2_per_second": None}
-        sizes = {"bytes": {"forward": 1, "backward": 2}, "exponentials": None}
-        payload |= {"ceilings": ceilings, "skipped": {}, "timed": [timed("selective_scan_fn") | sizes]}
-        raise KeyboardInterrupt
+def test_a_peers_backward_gets_dy_as_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the wrapper does to dy would be timed as the peer's work."""
+    seen: list[Tensor] = []
 
-    monkeypatch.setattr(operators_cuda, "measure", interrupted)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(KeyboardInterrupt):
-        operators_cuda.run(1, tmp_path, True)
-    assert read_record("operators-cuda-interrupted", folder=tmp_path)["results"]["timed"][0]["tokens"] == 4096
+    class Peer(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, *rest: Any) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+            seen.append(dy)
+            return dy, *(None,) * 7
+
+    module = types.ModuleType("causal_conv1d")
+    module.causal_conv1d_fn = lambda x, weight, bias, **options: Peer.apply(x)  # type: ignore[attr-defined]
+    scans = types.ModuleType("mamba_ssm.ops.selective_scan_interface")
+    scans.selective_scan_fn = lambda u, *rest, **options: Peer.apply(u)  # type: ignore[attr-defined]
+    for name, value in (("causal_conv1d", module), ("mamba_ssm", types.ModuleType("mamba_ssm"))):
+        monkeypatch.setitem(sys.modules, name, value)
+    monkeypatch.setitem(sys.modules, "mamba_ssm.ops", types.ModuleType("mamba_ssm.ops"))
+    monkeypatch.setitem(sys.modules, scans.__name__, scans)
+    made = operator_cuda_peers.mamba_ssm() | operator_cuda_peers.causal_conv1d()
+    assert set(made) == set(operators_cuda.PEER_OPERATOR)
+    for name, make in made.items():
+        case = operators_cuda.make_case(operators_cuda.PEER_OPERATOR[name], 24, 4, "cpu", 0)
+        function, its = make(case, [10, 14])
+        (leaf,) = [its.inputs[first] for first in ("u", "x") if first in its.inputs]
+        torch.autograd.grad(function(its.inputs), leaf, its.dy)
+        assert seen[-1].data_ptr() == its.dy.data_ptr(), name
+        assert seen[-1].stride()[1:] == ((1, 4) if name.endswith("seq_idx") else (24, 1)), name
 
 
 def test_a_wrong_peer_on_the_gpu_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
