@@ -26,14 +26,19 @@ def source(path_or_id: str | os.PathLike[str], revision: str | None = None) -> F
     """How to get a checkpoint's files: a function from a file's name to its path, None where there is no such file.
 
     Raises:
-        ValueError: neither a folder nor the form of a hub id.
+        ValueError: neither a folder nor the form of a hub id, or a name such as "runs/1" where a folder "runs" is: what
+            is missing there is not asked for on the Hub, where it could be anybody's.
     """
     folder = as_path(path_or_id, "path_or_hub_id")
     if folder.is_dir():
         return lambda name: folder / name if (folder / name).is_file() else None
     text = os.fspath(path_or_id)
-    if folder.exists() or not is_hub_id(text):
-        raise ValueError(f"there is no folder {text!r}. Give a folder with {CONFIG}, or a hub id such as 'owner/name'.")
+    ours = is_hub_id(text) and folder.parent.is_dir()
+    if folder.exists() or ours or not is_hub_id(text):
+        why = f", though there is {str(folder.parent)!r}, so the Hub is not asked" if ours else ""
+        raise ValueError(
+            f"there is no folder {text!r}{why}. Give a folder with {CONFIG}, or a hub id such as 'owner/name'."
+        )
     try:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError

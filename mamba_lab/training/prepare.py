@@ -94,7 +94,10 @@ def make_model(config: ModelConfig, vocab_size: int) -> MambaLM:
     """
     if config.from_pretrained is None:
         return MambaLM(config.mamba(vocab_size), backend=config.backend)
-    model = MambaLM.from_pretrained(weights_in(config.from_pretrained), backend=config.backend)
+    try:
+        model = MambaLM.from_pretrained(weights_in(config.from_pretrained), backend=config.backend)
+    except ValueError as error:
+        raise ValueError(f"model.from_pretrained: {error}") from error
     require_vocabulary(model, vocab_size)
     return model
 

@@ -141,6 +141,16 @@ def test_no_folder_and_no_hub_id(path: str) -> None:
         MambaLM.from_pretrained(path)
 
 
+def test_what_is_missing_beside_our_own_folders_is_not_asked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 25 seconds without a network; with one the weights would have been a stranger's."""
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"no folder 'runs/1', though there is 'runs', so the Hub is not asked\. Give"):
+        MambaLM.from_pretrained("runs/1")
+
+
 def change(folder: Path, edit: object) -> None:
     state = torch.load(folder / "pytorch_model.bin", weights_only=True)
     edit(state)  # type: ignore[operator]

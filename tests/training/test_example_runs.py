@@ -57,6 +57,15 @@ def test_an_example_trains_two_steps(name: str, tmp_path: Path, capsys: pytest.C
     assert [line["step"] for line in read_metrics(folder)] == [1, 2]
 
 
+def test_tuning_before_pre_training_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an empty folder too, where a plain runs/docs would be taken for a name on the Hub."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "tune-chat", *sets(*SMALL, "training.output_dir=none")]) == 1
+    assert "mamba-lab: model.from_pretrained: there is no folder './runs/docs'. Give " in capsys.readouterr().err
+
+
 def test_tuning_starts_from_pre_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["train", "pretrain-docs", *sets(*SMALL, *SIZES)]) == 0
