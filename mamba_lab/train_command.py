@@ -169,7 +169,7 @@ def _dry_run(config: TrainConfig) -> int:
         f"{tokens / positions:.1%} of them tokens, {sum(b.n_target_tokens for b in first):,} targets"
     )
     print(f"model: {sum(p.numel() for p in model.parameters()):,} parameters, on {device}")
-    print(f"run: {planned_steps(config, data):,} steps, {config.training.output_dir or 'nothing is written'}")
+    print(f"run: {_n(planned_steps(config, data), 'step')}, {config.training.output_dir or 'nothing is written'}")
     return 0
 
 

@@ -29,8 +29,11 @@ class Validation:
 
     @property
     def perplexity(self) -> float:
-        """e to the loss."""
-        return math.exp(self.loss)
+        """e to the loss; infinite where no float holds it."""
+        try:
+            return math.exp(self.loss)
+        except OverflowError:
+            return math.inf
 
 
 @torch.no_grad()

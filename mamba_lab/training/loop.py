@@ -139,7 +139,7 @@ def _loop(
             result.stopped = "signal"
             break
     else:
-        result.stopped = "max_steps" if state.step == settings.max_steps else "finished"
+        result.stopped = "finished" if settings.max_steps is None or state.step < settings.max_steps else "max_steps"
         if result.history and state.step < session.total_steps:  # of a stream nobody knew
             log.warning(
                 state.step,

@@ -15,7 +15,7 @@ from torch import nn
 
 from mamba_lab.batching import pad_collate
 from mamba_lab.batching.batch import IGNORE
-from mamba_lab.training.evaluate import evaluate
+from mamba_lab.training.evaluate import Validation, evaluate
 
 
 @settings(deadline=None, max_examples=15)
@@ -37,6 +37,10 @@ def test_packs_padding_and_one_at_a_time_agree(lengths: list[int], capacity: int
             assert found.perplexity == pytest.approx(math.exp(found.loss))
         else:
             assert math.isnan(found.loss)
+
+
+def test_a_perplexity_that_no_float_holds_is_infinite() -> None:
+    assert Validation(1e4, 1, 1).perplexity == math.inf
 
 
 def test_fixed_chunks_cut_contexts_and_so_have_another_loss() -> None:

@@ -153,6 +153,12 @@ def test_a_run_can_be_made_longer(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "training.max_steps is 5 in the checkpoint and 8 here" in caplog.text
 
 
+def test_a_run_that_is_beyond_its_last_step_has_reached_it(tmp_path: Path) -> None:
+    run(config(tmp_path, tmp_path / "run", training={"max_steps": 5}))
+    rest = run(config(tmp_path, tmp_path / "run", training={"max_steps": 3}), resume=True)
+    assert (rest.stopped, rest.steps, rest.history) == ("max_steps", 5, [])
+
+
 def test_with_fewer_steps_than_it_has_taken_a_run_does_nothing(tmp_path: Path) -> None:
     run(config(tmp_path, tmp_path / "run", training={"max_steps": 5}))
     rest = run(config(tmp_path, tmp_path / "run", training={"max_steps": 3}), resume=True)
