@@ -57,12 +57,20 @@ class Session:
         self._saved_at: int | None = None
 
     def steps(self) -> Iterator[tuple[int, list[Batch], float, float]]:
-        """The steps that remain: epoch, micro-batches, when they were asked for, and how many seconds they took."""
+        """The steps that remain: epoch, micro-batches, when they were asked for, and how many seconds they took.
+
+        Documents that cannot be read end a run, not what it has reached: a checkpoint is written first.
+        """
         for epoch in range(self.state.epoch, self.config.training.num_train_epochs):
             with closing(self.data.steps(epoch, self.config.training.gradient_accumulation_steps)) as steps:
                 while self.state.step < self.total_steps:
                     started = time.perf_counter()
-                    batches = next(steps, None)
+                    try:
+                        batches = next(steps, None)
+                    except Exception:
+                        if self.state.step:
+                            self.save(or_go_on=True)
+                        raise
                     if batches is None:
                         break
                     yield epoch, batches, started, time.perf_counter() - started
@@ -113,7 +121,7 @@ class Session:
         except CheckpointError as error:
             if not or_go_on:
                 raise
-            logger.error("no checkpoint at step %d, and training goes on: %s", self.state.step, error)
+            logger.error("no checkpoint at step %d: %s", self.state.step, error)
         else:
             self._saved_at = self.state.step
 

@@ -42,13 +42,14 @@ class StreamedDocuments:
         data, seed = self._config.data, self._config.data_seed
         self.counts.clear()
         count = 0
-        for number, document in enumerate(islice(self._stream, data.max_documents)):
-            if (share_of(seed, number) < data.validation_share) is not self._held_out:
-                continue
-            if count == len(self.numbers):
-                self.numbers.append(number)
-            count += 1
-            yield number, document
+        with settings_named():
+            for number, document in enumerate(islice(self._stream, data.max_documents)):
+                if (share_of(seed, number) < data.validation_share) is not self._held_out:
+                    continue
+                if count == len(self.numbers):
+                    self.numbers.append(number)
+                count += 1
+                yield number, document
 
     def tokenize(self, numbered: tuple[int, Document]) -> tuple[Any, Any]:
         """The ids and targets of one document; empty where it is too short."""

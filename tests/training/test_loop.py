@@ -20,7 +20,15 @@ from run_help import config, documents, lines, same_weights
 from mamba_lab.document import Document
 from mamba_lab.log import log_once
 from mamba_lab.models import MambaLM
-from mamba_lab.training import TrainConfig, TrainingData, TrainResult, evaluate, read_metrics, train
+from mamba_lab.training import (
+    TrainConfig,
+    TrainingData,
+    TrainResult,
+    evaluate,
+    latest_checkpoint,
+    read_metrics,
+    train,
+)
 from mamba_lab.training.documents import validation_numbers
 from mamba_lab.training.prepare import (
     make_model,
@@ -294,7 +302,7 @@ def test_a_failed_save_on_the_way_is_no_end(
         run(chosen, on_step=lambda step: reached.append(step.step))
     assert reached[-1] == 12
     said = [record.getMessage() for record in caplog.records if "no checkpoint at step" in record.getMessage()]
-    assert said == [f"no checkpoint at step {n}, and training goes on: the disk is full" for n in (5, 10)]
+    assert said == [f"no checkpoint at step {n}: the disk is full" for n in (5, 10)]
 
 
 def test_a_model_goes_on_from_a_run_of_its_own(settings: Callable[..., TrainConfig], tmp_path: Path) -> None:
@@ -418,6 +426,29 @@ def test_validation_without_a_target_is_said_and_is_no_number(
     assert [text for text in caplog.messages if "no validation loss" in text] == [
         "no validation loss: the documents held out, if there are any, have no target"
     ]
+
+
+def test_documents_that_cannot_be_read_end_a_run_and_not_what_it_has_reached(
+    settings: Callable[..., TrainConfig], tmp_path: Path
+) -> None:
+    """Without save_steps a broken line after hours of a stream lost all of them."""
+    good = [json.dumps({"text": one.text}) for one in documents(40)]
+    file = tmp_path / "own.jsonl"
+    chosen = settings(
+        data={"corpus": str(file), "streaming": True},
+        packing={"buffer_size": 4, "workers": 0},
+        training={"max_steps": 500, "output_dir": tmp_path / "run"},
+    )
+    file.write_text("\n".join([*good[:30], "{broken", *good[31:]]))
+    with pytest.raises(ValueError, match=r'own.jsonl, line 31: .* Mend it, or set data.on_error = "skip"'):
+        run(chosen, documents=None)
+    reached = latest_checkpoint(tmp_path / "run")
+    assert reached is not None
+    file.write_text("\n".join(good))
+    rest = run(chosen, documents=None, resume=True)
+    whole = run(chosen.replace(training={"output_dir": None}), documents=None)
+    assert 0 < len(rest.history) < rest.steps == whole.steps
+    assert same_weights(rest.model, whole.model)
 
 
 def test_a_stream_that_ends_before_the_schedule_is_said(
