@@ -25,6 +25,14 @@ from mamba_lab.training.metrics_file import read_metrics
 from mamba_lab.training.optim import Schedule, make_optimizer
 
 # What differs from one run to the next without a difference in the run.
+FILES = (
+    "config.json",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "trainer.json",
+    "train_config.json",
+    "manifest.json",
+)
 CLOCK = {"seconds", "waiting_seconds", "tgs", "memory_gib", "seconds_left"}
 SCHEMES = (
     "fixed",

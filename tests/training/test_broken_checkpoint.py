@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_help import Run, names_in
+from run_help import FILES, Run, names_in
 
 from mamba_lab.training import checkpoint as module
 from mamba_lab.training import checkpoint_folders, manifest
@@ -25,15 +25,6 @@ from mamba_lab.training.checkpoint import (
     latest_checkpoint,
 )
 from mamba_lab.training.config import TrainConfig
-
-FILES = (
-    "config.json",
-    "model.safetensors",
-    "optimizer.safetensors",
-    "trainer.json",
-    "train_config.json",
-    "manifest.json",
-)
 
 
 def cut(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_help import Run, names_in
+from run_help import FILES, Run, names_in
 
 from mamba_lab.models.checkpoint import from_pretrained
 from mamba_lab.training.checkpoint import (
@@ -21,16 +21,6 @@ from mamba_lab.training.checkpoint import (
     latest_checkpoint,
 )
 from mamba_lab.training.optim import make_optimizer
-
-FILES = (
-    "config.json",
-    "model.safetensors",
-    "optimizer.safetensors",
-    "trainer.json",
-    "train_config.json",
-    "manifest.json",
-)
-
 
 # What comes back
 
