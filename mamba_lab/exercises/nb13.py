@@ -50,6 +50,11 @@ check_floor = Exercise(
             ),
         ),
         Mistake(
+            "multiplied",
+            "Bytes times bytes per second are no seconds. Divide by the speed.",
+            wrong=lambda b, e, bs, es: (max(b * bs, e * es), "bytes" if b * bs >= e * es else "exponentials"),
+        ),
+        Mistake(
             "the wrong culprit",
             "The time is right, and the other one is what takes it.",
             wrong=lambda b, e, bs, es: (_floor(b, e, bs, es)[0], _other(_floor(b, e, bs, es)[1])),
@@ -100,7 +105,7 @@ check_tiles = Exercise(
     reference=lambda a, b, lengths, tile, threads: _scan(a, b, lengths, tile, threads),
     cases=[
         case(a=[0.5], b=[2.0], lengths=[1], tile=4, threads=2),
-        case(a=[0.5, 0.5], b=[2.0, 1.0], lengths=[1, 1], tile=4, threads=2),
+        case(a=[0.5, 0.5], b=[2.0, 3.0], lengths=[1, 1], tile=4, threads=2),
         case(a=[0.5] * 3, b=[4.0, 1.0, 2.0], lengths=[3], tile=4, threads=2),
         case(a=[0.5] * 6, b=[4.0, 1.0, 2.0, 8.0, 2.0, 1.0], lengths=[4, 2], tile=2, threads=2),
         case(
@@ -127,7 +132,8 @@ check_tiles = Exercise(
         ),
         Mistake(
             "always the first tokens",
-            "Every tile loads the first tokens of the row. It begins at token `first`.",
+            "Every tile loads the first tokens of the row. It begins at token `first`, and the next sequence at "
+            "`start + length`.",
             wrong=lambda a, b, lengths, tile, threads: _scan(a, b, lengths, tile, threads, begins=False),
         ),
         Mistake(
@@ -188,7 +194,8 @@ check_butterfly = Exercise(
         ),
         Mistake(
             "runs off the warp",
-            "lane + apart can be a lane that is not there. lane ^ apart never is.",
+            "A lane asks one that is not there. lane + apart can be such a lane. lane ^ apart cannot, as long as apart "
+            "is less than the number of lanes: that is where the rounds end.",
             raises=IndexError,
         ),
     ],

@@ -1,12 +1,14 @@
-"""A GPU in pictures: its memory spaces, the lanes of a warp, and times beside the floor that no kernel can pass."""
+"""A GPU in pictures: its memory spaces, the lanes of a warp, and kernels beside the limits that none can pass."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from mamba_lab.viz.colours import CARD, INK, MUTED, SERIES, document_colour, document_name
 from mamba_lab.viz.style import HATCHES, SMALL, TEXT, WIDTH, new_figure, style
@@ -106,4 +108,93 @@ def times_and_floors(groups: Mapping[str, Sequence[Timed]]) -> Figure:
             ax.set_xlim(0, top * 1.22)
             ax.set_title(title)
             ax.set_xlabel("ms (line: floor)")
+    return fig
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel reached: operations for each byte that it must move (``per_byte``), and operations a second.
+
+    ``part`` says which part of the work it is ("forward"); kernels of one name share a colour, of one part a mark.
+    """
+
+    name: str
+    part: str
+    per_byte: float
+    per_second: float
+
+
+def roofline(
+    kernels: Sequence[Kernel],
+    *,
+    bytes_per_second: float,
+    operations_per_second: float,
+    operation: str = "exponentials",
+) -> Figure:
+    """Kernels below the two limits of a chip (Williams, Waterman and Patterson 2009): a slope, and a flat roof.
+
+    A kernel with few operations for each byte is under the slope, where memory limits; another is under the flat part.
+    Each is labelled with what it reached, in percent of the roof over it. Both axes are logarithmic.
+
+    Args:
+        bytes_per_second: what memory moves.
+        operations_per_second: what the chip computes where memory plays no part.
+        operation: what is counted, in the plural.
+    """
+    if not kernels or not all(kernel.per_byte > 0 and kernel.per_second > 0 for kernel in kernels):
+        raise ValueError("kernels: expected at least one, with per_byte and per_second above 0")
+    if not (bytes_per_second > 0 and operations_per_second > 0):
+        raise ValueError(
+            f"bytes_per_second is {bytes_per_second} and operations_per_second {operations_per_second}, expected more "
+            "than 0"
+        )
+    ridge = operations_per_second / bytes_per_second
+    places = [kernel.per_byte for kernel in kernels]
+    left, right = min(ridge, *places) / 8, max(ridge, *places) * 6
+    names = list(dict.fromkeys(kernel.name for kernel in kernels))
+    parts = list(dict.fromkeys(kernel.part for kernel in kernels))
+    with style():
+        fig = new_figure(3.5)
+        ax = fig.subplots()
+        ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
+        ax.grid(True)
+        roof = [left * bytes_per_second, operations_per_second, operations_per_second]
+        ax.plot([left, ridge, right], roof, color=INK, linewidth=2.2, linestyle="-")
+        words: dict[str, Any] = {
+            "textcoords": "offset points",
+            "fontsize": SMALL,
+            "color": INK,
+            "annotation_clip": False,
+            "bbox": {"facecolor": CARD, "edgecolor": "none", "pad": 1},
+        }
+        ax.annotate(f"{operation}: {operations_per_second / 1e12:.2f} · 10¹² a second",
+                    (right, operations_per_second), xytext=(0, 7), ha="right", **words)  # fmt: skip
+        middle = left**0.3 * ridge**0.7
+        ax.annotate(f"memory: {bytes_per_second / 1e12:.2f} TB a second",
+                    (middle, middle * bytes_per_second), xytext=(-3, 8), ha="right", **words)  # fmt: skip
+        for kernel in kernels:
+            limit = min(operations_per_second, kernel.per_byte * bytes_per_second)
+            ax.plot(
+                kernel.per_byte,
+                kernel.per_second,
+                "os^D"[parts.index(kernel.part) % 4],
+                color=SERIES[names.index(kernel.name) % len(SERIES)],
+                markersize=9,
+                markeredgecolor=CARD,
+            )
+            far = kernel.per_byte == max(places)
+            ax.annotate(f"{kernel.name}, {kernel.part}: {kernel.per_second / limit:.0%}",
+                        (kernel.per_byte, kernel.per_second), xytext=(9 if far else -9, 0), va="center",
+                        ha="left" if far else "right", **words)  # fmt: skip
+        ax.set_xlim(left, right)
+        ax.set_ylim(min(min(kernel.per_second for kernel in kernels), roof[0]) / 1.6, operations_per_second * 2)
+        ax.xaxis.set_major_locator(LogLocator(base=2))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y / 1e12:g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.set_xlabel(f"{operation} for each byte that must move")
+        ax.set_ylabel(f"10¹² {operation} a second")
     return fig

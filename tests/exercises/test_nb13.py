@@ -31,6 +31,7 @@ def test_floor_wrong_answers():
             "bytes whatever comes": lambda b, e, p, q: (b / p, "bytes"),
             "exponentials whatever comes": lambda b, e, p, q: (e / q, "exponentials"),
             "upside down": lambda b, e, p, q: (max(p / b, q / e if e else 0), floor(b, e, p, q)[1]),
+            "multiplied": lambda b, e, p, q: floor(b, e, 1 / p, 1 / q),
             "the wrong culprit": lambda *n: (floor(*n)[0], swapped(floor(*n)[1])),
             "the time alone": lambda *n: floor(*n)[0],
         },
@@ -112,6 +113,13 @@ def test_tiles_wrong_answers():
     )
 
 
+def test_a_start_that_stays_is_not_taken_for_a_state_that_stays():
+    def never_on(a, b, lengths, tile, threads):
+        return [y for n in lengths for y in scan(a[:n], b[:n], [n])]
+
+    assert check_tiles(never_on).mistake == "always the first tokens"
+
+
 def butterfly(values):
     apart = 1
     while apart < len(values):
@@ -157,3 +165,9 @@ def test_butterfly_wrong_answers():
             "runs off the warp": off_the_end,
         },
     )
+
+
+def test_a_round_too_many_is_told_where_rounds_end():
+    answer = check_butterfly(lambda v: [v[lane] + v[lane ^ 1] for lane in range(len(v))])
+    assert answer.mistake == "runs off the warp"
+    assert "as long as apart is less than the number of lanes" in answer.message
