@@ -46,7 +46,7 @@ CURRICULUM: tuple[Entry, ...] = (
         ("01", "03"),
     ),
     Entry("06", "greedy_packing", "How little padding can a pack have, and what does that cost?", 35, ("05",)),
-    Entry("07", "state_leakage", "Why can a Mamba not be fed a pack as it is?", 40, ("05",)),
+    Entry("07", "state_leakage", "Why can a Mamba not be fed a pack as it is?", 55, ("05",)),
     Entry("08", "conv1d_pack", "How does a convolution stop at the start of a sequence?", 45, ("07",)),
     Entry("09", "ssm_pack", "How does a parallel scan reset?", 55, ("07",)),
     Entry("10", "ssm_pack_backward", "What must the backward pass recompute?", 60, ("09",)),
@@ -56,10 +56,9 @@ CURRICULUM: tuple[Entry, ...] = (
         "How is a model trained on packs, and which four numbers tell its health?",
         60,
         ("04", "07"),
-        written=False,
     ),
-    Entry("12", "loss_weighting", "What is one mean, over tokens or over sequences?", 40, ("11",), written=False),
-    Entry("13", "cuda_kernels", "What makes a packed kernel fast?", 60, ("08", "10"), written=False),
+    Entry("12", "loss_weighting", "What is one mean, over tokens or over sequences?", 40, ("11",)),
+    Entry("13", "cuda_kernels", "What makes a packed kernel fast?", 60, ("08", "10")),
     Entry(
         "14", "cutting_sequences", "Can a sequence be cut without losing its state?", 45, ("11", "10"), written=False
     ),
