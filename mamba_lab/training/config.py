@@ -146,7 +146,8 @@ class DataConfig(_Section):
         if self.teach != "whole" and self.corpus in _NO_TURNS:
             raise Problem(
                 "data.teach",
-                f'is "{self.teach}", but {self.corpus} has no conversations. Say "whole", or data.corpus = "chat".',
+                f'is "{self.teach}", but {self.corpus} has no conversations. Say "whole", or data.corpus = "chat"; for '
+                f"documents given in Python, any name of your own.",
             )
         return self
 

@@ -100,6 +100,13 @@ class Schedule:
     def __init__(self, optimizer: torch.optim.Optimizer, config: TrainingConfig, total_steps: int) -> None:
         self.optimizer, self.config = optimizer, config
         self.total_steps, self.warmup = total_steps, config.warmup(total_steps)
+        if self.warmup > total_steps:
+            logger.warning(
+                "training.warmup_steps is %d and the run has %d steps: the learning rate never reaches "
+                "training.learning_rate",
+                self.warmup,
+                total_steps,
+            )
 
     def rate(self, step: int) -> float:
         """The learning rate of step ``step``; 0 is the first."""

@@ -132,3 +132,14 @@ def test_the_schedule_sets_all_groups_and_needs_no_memory(caplog: pytest.LogCapt
     longer = Schedule(optimizer, config, 80)
     longer.load_state_dict(schedule.state_dict())
     assert "follows 80 steps with 4 of warm-up from here on; the checkpoint's run followed 8" in caplog.text
+
+
+def test_a_warm_up_longer_than_the_run_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainingConfig(warmup_steps=9)
+    optimizer = make_optimizer(small_model(n_layer=1), config)
+    Schedule(optimizer, config, 9)
+    assert caplog.messages == []
+    Schedule(optimizer, config, 8)
+    assert caplog.messages == [
+        "training.warmup_steps is 9 and the run has 8 steps: the learning rate never reaches training.learning_rate"
+    ]

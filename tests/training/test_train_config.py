@@ -174,7 +174,11 @@ RUN = {"output_dir": "runs/x"}
     ("sections", "line"),
     [
         ({"data": {"min_seq_len": 9, "max_seq_len": 8}}, "data.max_seq_len is 8, below data.min_seq_len 9: no"),
-        ({"data": {"teach": "assistant"}}, 'data.teach is "assistant", but docs has no conversations.'),
+        (
+            {"data": {"teach": "assistant"}},
+            'data.teach is "assistant", but docs has no conversations. Say "whole", or data.corpus = "chat"; for '
+            "documents given in Python, any name of your own.",
+        ),
         ({"data": {"teach": "prompt", "corpus": "code"}}, 'data.teach is "prompt", but code has no conversations.'),
         ({"packing": {"capacity": 2**20, "rows": 2**11}}, "packing.capacity is 1048576 and packing.rows is 2048: a"),
         (
