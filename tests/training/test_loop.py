@@ -312,6 +312,12 @@ def test_a_model_goes_on_from_a_run_of_its_own(settings: Callable[..., TrainConf
         second["model"] = {"from_pretrained": str(source)}
         tuned = run(TrainConfig(**second))
         assert tuned.history[0].loss < 0.7 * first.history[0].loss
+    weights = tmp_path / "run/checkpoints/step-00000012/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model.from_pretrained: .*step-00000012: model.safetensors "):
+        run(TrainConfig(**second))
 
 
 def test_what_does_not_fit_is_named(settings: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch) -> None:
