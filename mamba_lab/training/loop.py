@@ -17,7 +17,16 @@ from .config import TrainConfig
 from .data import TrainingData
 from .gradient_report import gradient_report
 from .metrics import BatchCounts, StepMetrics, peak_memory_gib
-from .prepare import make_model, pick_device, repeatable, require_targets, require_vocabulary, seed_all, write_settings
+from .prepare import (
+    make_model,
+    pick_device,
+    repeatable,
+    require_kinds,
+    require_targets,
+    require_vocabulary,
+    seed_all,
+    write_settings,
+)
 from .run_folder import open_run
 from .run_log import RunLog
 from .session import Session
@@ -69,8 +78,10 @@ def train(
         on_step: called with each step's metrics.
 
     Raises:
-        ValueError: settings, data, model or checkpoint do not fit together; the message names what.
+        ValueError: settings, data, model or checkpoint do not fit together, or are something else; the message names
+            what.
     """
+    require_kinds(config, model)
     settings = config.training
     device = pick_device(settings.device)
     with open_run(settings.output_dir, resume=resume) as run, repeatable(settings.deterministic):

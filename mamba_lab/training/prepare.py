@@ -16,11 +16,35 @@ import torch
 from mamba_lab.models import MambaLM
 
 from .checkpoint import find_checkpoint
+from .config import TrainConfig
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from .config import ModelConfig, TrainConfig, TrainingConfig
+    from .config import ModelConfig, TrainingConfig
     from .data import TrainingData
+
+
+def require_kinds(config: object, model: object) -> None:
+    """Refuse arguments of ``train`` that are something else than it takes.
+
+    Args:
+        model: may be None, or in a wrapper that hands its attributes on, such as that of ``torch.compile`` or PEFT.
+
+    Raises:
+        ValueError: naming the argument, what it is, and how to make one.
+    """
+    if not isinstance(config, TrainConfig):
+        raise ValueError(
+            f"config must be a TrainConfig, got {type(config).__name__}. Make one of a dictionary with "
+            f"TrainConfig(**values), of a file with TrainConfig.from_toml(path)."
+        )
+    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
+    own = next((part for part in parts if isinstance(part, MambaLM)), None)
+    if model is not None and (own is None or getattr(model, "config", None) is not own.config):
+        raise ValueError(
+            f"model must be a MambaLM, got {type(model).__name__}. Make one with MambaLM(config); for one that is on "
+            f'disk leave model out and name its folder in TrainConfig(model={{"from_pretrained": folder}}).'
+        )
 
 
 def pick_device(wanted: str) -> torch.device:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from run_help import config, documents, lines, same_weights
 
 from mamba_lab.document import Document
 from mamba_lab.log import log_once
-from mamba_lab.models import MambaLM
+from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.training import (
     TrainConfig,
     TrainingData,
@@ -338,6 +339,49 @@ def test_what_does_not_fit_is_named(settings: Callable[..., TrainConfig], monkey
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     with pytest.raises(ValueError, match="this GPU computes no bfloat16"):
         uses_bf16(chosen.training.model_copy(update={"bf16": True}), torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"config": {"training": {"max_steps": 1}}},
+            r"^config must be a TrainConfig, got dict\. .* TrainConfig\(\*\*values\)",
+        ),
+        ({"config": "my.toml"}, r"^config must be a TrainConfig, got str\. .* TrainConfig\.from_toml\(path\)"),
+        ({"model": torch.nn.Linear(2, 2)}, r"^model must be a MambaLM, got Linear\. Make one with MambaLM\(config\)"),
+        (
+            {"model": torch.nn.Sequential(MambaLM(MambaConfig(d_model=8, n_layer=1, vocab_size=8)))},
+            r"^model must be a MambaLM, got Sequential\. ",
+        ),
+        (
+            {"model": "runs/first"},
+            r'^model must be a MambaLM, got str\. .* TrainConfig\(model=\{"from_pretrained": folder',
+        ),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(
+    settings: Callable[..., TrainConfig], tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    chosen = settings(training={"output_dir": tmp_path / "run"})
+    with pytest.raises(ValueError, match=message):
+        train(**({"config": chosen, "documents": documents()} | given))
+    assert not (tmp_path / "run").exists(), "refused before anything is written"
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda model: torch.compile(model, backend="eager"),
+        lambda model: get_peft_model(model, LoraConfig(r=2, target_modules=["in_proj"])),
+    ],
+    ids=["torch.compile", "PEFT"],
+)
+def test_a_wrapped_model_is_trained(
+    settings: Callable[..., TrainConfig], wrapped: Callable[[MambaLM], torch.nn.Module]
+) -> None:
+    chosen = settings(training={"max_steps": 2})
+    assert run(chosen, model=wrapped(poisoned(chosen, times=0))).steps == 2
 
 
 def test_repeatable_gives_back_what_was_set() -> None:
