@@ -6,6 +6,7 @@ What is needed is imported when the command runs.
 from __future__ import annotations
 
 import argparse
+import logging
 import shlex
 import sys
 import time
@@ -157,7 +158,12 @@ def _dry_run(config: TrainConfig) -> int:
     from mamba_lab.training.prepare import make_model, pick_device, planned_steps
 
     device = pick_device(config.training.device)
-    data = TrainingData(config)
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # what became of the documents is said below, and is not to stand there twice
+    try:
+        data = TrainingData(config)
+    finally:
+        logger.setLevel(level)
     model = make_model(config.model, data.vocab_size)
     steps = data.steps(0, config.training.gradient_accumulation_steps)
     first = next(steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import torch
 from log_help import metrics
 
 from mamba_lab import cli
+from mamba_lab.log import log_once
 from mamba_lab.train_command import Lines, closing_lines
 from mamba_lab.training import TrainResult, read_metrics
 
@@ -82,10 +84,16 @@ def test_a_run_goes_on(settings: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().err.count("Traceback") == 0
 
 
-def test_a_dry_run_says_what_would_be(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_what_would_be(
+    settings: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    log_once.cache_clear()
     assert run(settings, "--dry-run", "--set", "packing.scheme=padded", "--set", "training.max_steps=none") == 0
     out = capsys.readouterr().out
-    assert "documents to train on" in out
+    said = [line for line in [*out.splitlines(), *caplog.messages] if "documents to train on" in line]
+    assert len(said) == 1, "once, be it printed or logged"
+    assert said[0].startswith("data: ")
+    assert logging.getLogger("mamba_lab").level == logging.INFO, "as it was"
     assert "first step (padded): 1 micro-batches, " in out
     assert "parameters, on cpu" in out
     assert "steps, run\n" in out
