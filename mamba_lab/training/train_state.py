@@ -20,7 +20,6 @@ class TrainState:
         counters: what was added up so far, such as tokens, targets, skipped and seconds.
         watch: what the watch remembers, such as the gradient norms of its running median.
         validation: (step, loss) of every validation so far.
-        extra: what else the loop wants back.
 
     Only None, bools, ints, floats, strings, lists, and dicts with string keys may stand in it: these come back from a
     file as they were, floats to the bit.
@@ -32,7 +31,6 @@ class TrainState:
     counters: dict[str, int | float] = field(default_factory=dict)
     watch: dict[str, Any] = field(default_factory=dict)
     validation: list[tuple[int, float]] = field(default_factory=list)
-    extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields by name, checked.

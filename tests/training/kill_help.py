@@ -94,7 +94,7 @@ def save_and_die(folder: str, moment: int) -> None:
     kill.halve(checkpoint, "write_text", 0)
     kill.halve(manifest, "write_text", 0)
     for step in (2, 3):
-        READY[0].save(Path(folder), step, keep=2, extra={"attempt": 2})
+        READY[0].save(Path(folder), step, keep=2, counters={"attempt": 2})
 
 
 def train_on(folder: str, settings: dict[str, Any]) -> None:

@@ -196,7 +196,7 @@ def test_another_machine_is_said(
         {"watch": {"norms": (1.0,)}},
         {"counters": {3: 1}},
         {"stream_state": np.int64(3)},
-        {"extra": {"t": torch.ones(1)}},
+        {"watch": {"t": torch.ones(1)}},
     ],
 )
 def test_what_would_not_come_back_is_refused_before_anything_is_written(tmp_path: Path, state: dict[str, Any]) -> None:

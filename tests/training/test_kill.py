@@ -43,14 +43,14 @@ def attempts(folder: Path) -> dict[int, int]:
     for path in sorted((folder / "checkpoints").iterdir()):
         assert not path.name.startswith("."), "a leftover"
         values = json.loads((path / "trainer.json").read_text())
-        found[verify(path)["step"]] = values["state"]["extra"]["attempt"]
+        found[verify(path)["step"]] = values["state"]["counters"]["attempt"]
     return found
 
 
 def test_killed_at_every_moment_of_a_save(forks: Forks, tmp_path: Path) -> None:
     """Before, half-way and after every system call that a save makes, one process each."""
     for step in (1, 2):
-        Run().save(tmp_path / "template", step, extra={"attempt": 1})
+        Run().save(tmp_path / "template", step, counters={"attempt": 1})
     # In this order: as before; step 2 is replaced; step 3 is there; step 1 is removed.
     stages = [{1: 1, 2: 1}, {1: 1, 2: 2}, {1: 1, 2: 2, 3: 2}, {2: 2, 3: 2}]
     seen, exit_code = [], -signal.SIGKILL

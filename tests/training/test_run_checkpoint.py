@@ -32,11 +32,10 @@ def test_all_comes_back_to_the_bit(tmp_path: Path) -> None:
     np.random.standard_normal(3)  # noqa: NPY002
     state: dict[str, Any] = {
         "epoch": 3,
-        "stream_state": {"document": 4, "load": [1, 2], "crc32": None},
+        "stream_state": {"document": 4, "name": "ä", "load": [1, 2], "crc32": None},
         "counters": {"tokens": 12, "seconds": 0.1 + 0.2},
         "watch": {"norms": [1e-300, float("inf"), 0.1], "said": True},
         "validation": [(1, 2.5), (2, 1 / 3)],
-        "extra": {"name": "ä"},
     }
     path = run.save(tmp_path, **state)
     wanted, drawn = run.everything(), (random.gauss(0, 1), np.random.standard_normal(), torch.rand(1))  # noqa: NPY002
