@@ -105,6 +105,18 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "course" in course.remedy
 
 
+def test_what_this_python_does_not_ask_for_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = [
+        "nowhere-old>=2; (python_version < '3.0') and extra == 'train'",
+        "nowhere-new>=2; (python_version >= '3.0') and extra == 'train'",
+        "nowhere-else; extra == 'course'",
+    ]
+    monkeypatch.setattr(checks.metadata, "requires", lambda name: asked)
+    train, course = checks._packages()
+    assert train.found == "missing: nowhere-new"
+    assert course.found == "missing: nowhere-else"
+
+
 def test_missing_data_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "data_dir", lambda: tmp_path)
     assert checks._data().found == "data/ lacks tokenizer.json and corpus/"

@@ -97,7 +97,7 @@ def _packages() -> list[Row]:
         return [Row("packages", "note", "mamba-lab runs from a folder, not installed", "pip install -e '.[course]'")]
     rows = []
     for extra in ("train", "course"):
-        names = [_name(line) for line in wanted if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", line)]
+        names = [_name(line) for line in wanted if _belongs(line, extra)]
         missing = [name for name in names if name != "mamba-lab" and version_of(name) is None]
         if missing:
             remedy = (
@@ -107,6 +107,18 @@ def _packages() -> list[Row]:
         else:
             rows.append(Row(f"extra {extra}", "ok", f"{len(names)} packages"))
     return rows
+
+
+def _belongs(requirement: str, extra: str) -> bool:
+    """Whether ``extra`` asks for this here: a requirement may be for older Pythons, or for one system, only."""
+    if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", requirement) is None:
+        return False
+    try:
+        from packaging.requirements import Requirement
+    except ModuleNotFoundError:  # the extra brings it, so without it the extra is not there whatever this says
+        return True
+    marker = Requirement(requirement).marker
+    return marker is None or marker.evaluate({"extra": extra})
 
 
 def _data() -> Row:
