@@ -20,7 +20,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 10) <= v < (3, 14) else "mamba-lab needs Python 3.10 to 3.13, and $(PYTHON) is %d.%d. Say for example: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12" % v)'
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	@echo "Setting up $(VENV): a few minutes, and 2.5 GB with PyTorch's CPU build (several GB more with CUDA)."
+	@echo "Setting up $(VENV): a few minutes, and 2.6 GB with PyTorch's CPU build (several GB more with CUDA)."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(OFFLINE) $(PIP_ARGS) -e '.[course,dev]'
 	@touch $@
