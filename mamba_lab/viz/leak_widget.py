@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from mamba_lab.viz.colours import document_name
 from mamba_lab.viz.figure import to_png
 from mamba_lab.viz.leak_map import count_leaks, leak_maps
 from mamba_lab.viz.style import PAGE_WIDTH
-from mamba_lab.viz.widgets import escaped, parse_lengths
+from mamba_lab.viz.widgets import boxed, control_look, escaped, lengths_field, parse_lengths
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -105,14 +105,13 @@ def leak_explorer(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
 
     from mamba_lab.example import LENGTHS
 
-    look: dict[str, Any] = {"layout": w.Layout(width="420px"), "style": {"description_width": "90px"}}
+    look = control_look()
     convolution = w.Checkbox(value=False, description="the convolution resets", indent=False)
     scan = w.Checkbox(value=True, description="the scan resets", indent=False)
     blocks = w.IntSlider(value=1, min=1, max=3, description="blocks", continuous_update=False, **look)
     taps = w.IntSlider(value=4, min=1, max=8, description="taps (W)", continuous_update=False, **look)
     output = w.IntSlider(value=4, min=0, max=15, description="output", continuous_update=False, **look)
-    own = w.Text(value=", ".join(map(str, lengths or LENGTHS)), description="lengths", **look)
-    own.continuous_update = False
+    own = lengths_field(lengths or LENGTHS)
     image, text = w.Image(format="png", width=PAGE_WIDTH), w.HTML()
 
     def update(_: object = None) -> None:
@@ -128,12 +127,7 @@ def leak_explorer(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
     parts = {
         "convolution": convolution, "scan": scan, "blocks": blocks, "taps": taps, "output": output, "own": own,
     }  # fmt: skip
-    update()
-    for part in parts.values():
-        part.observe(update, names="value")
-    box = w.VBox([*parts.values(), text, image])
-    box.parts = {**parts, "image": image, "text": text}
-    return box
+    return boxed(parts, text, image, update)
 
 
 def _called(convolution: bool, scan: bool) -> str:

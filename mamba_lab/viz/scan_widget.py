@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
@@ -11,7 +11,7 @@ from mamba_lab.viz.colours import document_name
 from mamba_lab.viz.figure import to_png
 from mamba_lab.viz.scan_tree import MOST_TOKENS, fraction, number, pairs_of, scan_rounds, scan_tree
 from mamba_lab.viz.style import PAGE_WIDTH
-from mamba_lab.viz.widgets import escaped, parse_lengths
+from mamba_lab.viz.widgets import boxed, control_look, escaped, lengths_field, parse_lengths
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -53,11 +53,10 @@ def scan_stepper(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
     from mamba_lab.example import LENGTHS, WORDS
 
     letters = [len(word) for document in WORDS for word in document]
-    look: dict[str, Any] = {"layout": w.Layout(width="420px"), "style": {"description_width": "90px"}}
+    look = control_look()
     rounds = w.IntSlider(value=0, min=0, max=4, description="round", continuous_update=False, **look)
     token = w.IntSlider(value=8, min=0, max=15, description="token", continuous_update=False, **look)
-    own = w.Text(value=", ".join(map(str, lengths or LENGTHS)), description="lengths", **look)
-    own.continuous_update = False
+    own = lengths_field(lengths or LENGTHS)
     image, text = w.Image(format="png", width=PAGE_WIDTH), w.HTML()
 
     def update(_: object = None) -> None:
@@ -75,9 +74,4 @@ def scan_stepper(lengths: Sequence[int] | None = None) -> ipywidgets.VBox:
         image.value, text.value = to_png(figure), said
 
     parts = {"round": rounds, "token": token, "own": own}
-    update()
-    for part in parts.values():
-        part.observe(update, names="value")
-    box = w.VBox([*parts.values(), text, image])
-    box.parts = {**parts, "image": image, "text": text}
-    return box
+    return boxed(parts, text, image, update)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,18 +89,13 @@ def batch_painter(lengths: Sequence[int] | None = None, *, schemes: Sequence[str
 
     from mamba_lab.example import LENGTHS, WORDS
 
-    wide = w.Layout(width="420px")
-    look: dict[str, Any] = {"layout": wide, "style": {"description_width": "90px"}}
+    look = control_look()
     scheme = w.Dropdown(options=_names(schemes), description="scheme", **look)
     capacity = w.IntSlider(value=8, min=1, max=32, description="capacity", continuous_update=False, **look)
     buffer = w.IntSlider(value=2, min=1, max=8, description="buffer", continuous_update=False, **look)
     source = w.Dropdown(options=[_EXAMPLE, _OWN], description="documents", **look)
-    own = w.Text(
-        value=", ".join(map(str, lengths if lengths is not None else (5, 12, 3, 30))), description="lengths", **look
-    )
-    own.continuous_update = False
-    image = w.Image(format="png", width=PAGE_WIDTH)
-    text = w.HTML()
+    own = lengths_field(lengths if lengths is not None else (5, 12, 3, 30))
+    image, text = w.Image(format="png", width=PAGE_WIDTH), w.HTML()
 
     def update(_: object = None) -> None:
         entry = SCHEMES[scheme.value]
@@ -120,11 +115,39 @@ def batch_painter(lengths: Sequence[int] | None = None, *, schemes: Sequence[str
     inputs = {"scheme": scheme, "capacity": capacity, "buffer": buffer, "source": source, "own": own}
     if lengths is not None:
         source.value = _OWN
-    for part in inputs.values():
-        part.observe(update, names="value")
+    return boxed(inputs, text, image, update)
+
+
+def control_look() -> dict[str, Any]:
+    """How wide a control and its name are, in every widget of the course."""
+    import ipywidgets as w
+
+    return {"layout": w.Layout(width="420px"), "style": {"description_width": "90px"}}
+
+
+def lengths_field(lengths: Sequence[int]) -> ipywidgets.Text:
+    """A field with lengths to read by :func:`parse_lengths`, once the reader has typed all of them."""
+    import ipywidgets as w
+
+    field = w.Text(value=", ".join(map(str, lengths)), description="lengths", **control_look())
+    field.continuous_update = False
+    return field
+
+
+def boxed(
+    controls: Mapping[str, ipywidgets.Widget],
+    text: ipywidgets.HTML,
+    image: ipywidgets.Image,
+    update: Callable[..., None],
+) -> ipywidgets.VBox:
+    """Controls above a text and a picture, ``update`` called now and whenever a control changes; ``parts`` by name."""
+    import ipywidgets as w
+
     update()
-    box = w.VBox([scheme, capacity, buffer, source, own, text, image])
-    box.parts = {**inputs, "image": image, "text": text}
+    for control in controls.values():
+        control.observe(update, names="value")
+    box = w.VBox([*controls.values(), text, image])
+    box.parts = {**controls, "image": image, "text": text}
     return box
 
 
