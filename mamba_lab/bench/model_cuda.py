@@ -22,7 +22,7 @@ from mamba_lab.bench.model_cuda_peers import INSTALL, PEER_STEPS, load
 from mamba_lab.bench.model_cuda_table import table
 from mamba_lab.bench.operator_cases import published_pack
 from mamba_lab.bench.operator_cuda_timing import matmul_flops_per_second, queued_seconds
-from mamba_lab.bench.record import RecordInProgress
+from mamba_lab.bench.record import Keep, RecordInProgress
 from mamba_lab.machine import version_of
 from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.ops.mamba_inner import fused_backends
@@ -38,10 +38,6 @@ SLOW_S, SLOW_REPEATS = 1.0, 3
 
 Call: TypeAlias = "Callable[..., Any]"
 """A model, or its forward pass under autocast."""
-
-
-Keep: TypeAlias = "Callable[[Mapping[str, Any]], object]"
-"""Takes a payload that has one part more."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from mamba_lab.bench.operator_cases import (
 from mamba_lab.bench.operator_cuda_peers import PEERS, Peer
 from mamba_lab.bench.operator_cuda_table import against, table
 from mamba_lab.bench.operator_cuda_timing import copy_bytes_per_second, exp2_per_second, in_turn_seconds
-from mamba_lab.bench.record import RecordInProgress
+from mamba_lab.bench.record import Keep, RecordInProgress
 from mamba_lab.machine import version_of
 from mamba_lab.ops.backends import OPERATORS, backends
 
@@ -60,9 +60,7 @@ def run(repeats: int, output: Path | None, peers: bool) -> int:
     return 0
 
 
-def measure(
-    device: str, repeats: int, peers: bool, payload: dict[str, Any], keep: Callable[[Mapping[str, Any]], object]
-) -> None:
+def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any], keep: Keep) -> None:
     """Fill the record's ``payload``, and ``keep`` it after each part.
 
     Of another device than "cuda" only the arithmetic means something.

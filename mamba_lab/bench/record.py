@@ -11,9 +11,9 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -75,6 +75,10 @@ def write_record(
 def _circumstances() -> dict[str, Any]:
     """What a record says of where it was made: the commit, the machine and the versions."""
     return {**_commit(), "machine": machine_record(), "versions": _versions()}
+
+
+Keep: TypeAlias = "Callable[[Mapping[str, Any]], object]"
+"""What a measurement calls with all that it has by now: ``RecordInProgress.keep``."""
 
 
 class RecordInProgress:
