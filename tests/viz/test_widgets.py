@@ -11,7 +11,7 @@ from PIL import Image
 from mamba_lab.batching import PackingPlan
 from mamba_lab.viz import schemes
 from mamba_lab.viz.schemes import SCHEMES, Scheme
-from mamba_lab.viz.widgets import batch_painter, batch_painter_static, paint, parse_lengths
+from mamba_lab.viz.widgets import batch_painter, batch_painter_static, lengths_field, paint, parse_lengths
 
 LENGTHS = (4, 2, 3, 7)
 
@@ -170,3 +170,9 @@ def test_a_buffer_reaches_to_all_documents() -> None:
     assert parts["buffer"].max == 20
     parts["source"].value = "the running example"
     assert parts["buffer"].max == 8
+
+
+def test_a_field_of_lengths_waits_until_all_are_typed() -> None:
+    field = lengths_field((4, 12))
+    assert field.value == "4, 12"
+    assert not field.continuous_update
