@@ -1,30 +1,40 @@
 """`mamba-lab bench model --device cuda`: a training step of a 1.4B Mamba-1 on a GPU, packed, beside mamba-ssm's.
 
 A step is forward and backward of the summed cross-entropy. Tokens count where they belong to a document: padding is
-work, and no token.
+work, and no token. How much padding there is depends on the lengths that a step's documents happen to have, so the
+steps that this concerns are measured on several draws of them.
 """
 
 from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mamba_lab.batching import Boundaries
-from mamba_lab.bench import step_profile
+from mamba_lab.bench import model_cuda_steps, step_profile
 from mamba_lab.bench.model_cuda_peers import INSTALL, PEER_STEPS, load
+from mamba_lab.bench.model_cuda_steps import (
+    Pack,
+    Step,
+    expected_valid_ratio,
+    one_sequence,
+    ours,
+    packed,
+    padded_positions,
+    peer,
+    under,
+)
 from mamba_lab.bench.model_cuda_table import table
-from mamba_lab.bench.operator_cases import published_pack
 from mamba_lab.bench.operator_cuda_timing import matmul_flops_per_second, queued_seconds
 from mamba_lab.bench.record import Keep, RecordInProgress
 from mamba_lab.machine import version_of
-from mamba_lab.models import MambaConfig, MambaLM
+from mamba_lab.models import MambaConfig
 from mamba_lab.ops.mamba_inner import fused_backends
 
 CONFIG = MambaConfig(d_model=2048, n_layer=48, vocab_size=50_277)  # state-spaces/mamba-1.4b
@@ -35,23 +45,11 @@ SHORT = ("packed", "concat")
 CHECKED_LAYERS, CHECKED_TOKENS = 2, 2048
 TOLERANCE = 1e-3
 SLOW_S, SLOW_REPEATS = 1.0, 3
-
-Call: TypeAlias = "Callable[..., Any]"
-"""A model, or its forward pass under autocast."""
-
-
-@dataclass(frozen=True)
-class Pack:
-    """One row of documents: ids and targets [1, T], and where the documents start."""
-
-    ids: Tensor
-    targets: Tensor
-    lengths: list[int]
-    boundaries: Boundaries
-
-
-Step: TypeAlias = "Callable[[Call, Pack], Tensor]"
-"""Forward and backward; gives the summed loss back."""
+# The lengths of a step's documents: the first seeds there are. One sequence at a time has the first draw alone, which
+# suits it: it takes a step for each document, and that draw has fewer than the others. The rest sees no lengths.
+SEEDS = (0, 1, 2, 3)
+DRAWN = ("packed", "padding")
+EXPECTED_DRAWS = 1000
 
 
 def run(repeats: int, output: Path | None, peers: bool) -> int:
@@ -91,8 +89,14 @@ def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any], kee
             "autocast": "float32 parameters under bfloat16 autocast",
             "bfloat16": "bfloat16 parameters, but for A_log and D",
             "backends": fused_backends("auto", device),
-            "seconds": "of each step by CUDA events, one after the other without a pause, in order",
-            "peak_bytes": "the most that PyTorch's allocator held during a step: parameters and gradients included",
+            "draws": f"{' and '.join(DRAWN)} under autocast: documents of the published lengths, drawn with seeds "
+            f"{', '.join(map(str, SEEDS))}; everything else: with seed {SEEDS[0]}. valid_ratio is what a batch padded "
+            "to its longest document would have",
+            "expected_valid_ratio": f"the same over {EXPECTED_DRAWS:,} draws: tokens over positions, both summed",
+            "seconds": "of each step by CUDA events, one after the other without a pause, in order; of a part with "
+            "several draws the mean of theirs, so that tokens over seconds are all tokens over the whole time",
+            "peak_bytes": "the most that PyTorch's allocator held during a step, parameters and gradients included; of "
+            "several draws the most",
             "checked": f"relative L2 distance of the loss and of each gradient, the worst, of {CHECKED_LAYERS} layers "
             f"in float32 on {CHECKED_TOKENS} tokens; at most {TOLERANCE:.0e}",
         },
@@ -100,7 +104,8 @@ def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any], kee
         "versions": {} if missing is not None else {name: version_of(name) for name in INSTALL},
         "ceilings": {"bf16_matmul_flops_per_second": matmul_flops_per_second(device)},
         "checked": check(device) if missing is None else {},
-        "lengths": {str(tokens): published_pack(tokens) for tokens in TOKENS},
+        "expected_valid_ratio": {str(tokens): expected_valid_ratio(tokens, EXPECTED_DRAWS) for tokens in TOKENS},
+        "lengths": {str(tokens): {str(seed): pack(tokens, "cpu", seed).lengths for seed in SEEDS} for tokens in TOKENS},
         "timed": [],
         "profiles": [],
     }
@@ -114,10 +119,10 @@ def measure_ours(precision: str, device: str, repeats: int, payload: dict[str, A
     """Add MambaLM's packed steps, and the profile of the first."""
     model = ours(CONFIG, precision, device)
     for tokens in TOKENS:
-        batch = pack(tokens, device)
-        add(payload, "mamba-lab", "packed", precision, measure_step(packed, model, precision, batch, repeats))
+        batches = batches_of("packed", tokens, precision, device)
+        add(payload, "mamba-lab", "packed", precision, measure_step(packed, model, precision, batches, repeats))
         if precision == PRECISIONS[0]:
-            add_profile(payload, "mamba-lab", "packed", precision, packed, model, batch)
+            add_profile(payload, "mamba-lab", "packed", precision, packed, model, batches[0])
         keep(payload)
 
 
@@ -127,13 +132,25 @@ def measure_peer(precision: str, device: str, repeats: int, payload: dict[str, A
     for tokens in TOKENS:
         for name, step in PEER_STEPS.items():
             if precision == PRECISIONS[0] or name in SHORT:
-                found = measure_step(step, model, precision, pack(tokens, device), repeats)
+                batches = batches_of(name, tokens, precision, device)
+                found = measure_step(step, model, precision, batches, repeats)
                 add(payload, "mamba-ssm", name, precision, found)
                 keep(payload)
         if precision == PRECISIONS[0] and tokens == TOKENS[0]:
             concat = PEER_STEPS["concat"]
-            add_profile(payload, "mamba-ssm", "concat", precision, concat, model, pack(tokens, device))
+            add_profile(payload, "mamba-ssm", "concat", precision, concat, model, pack(tokens, device, SEEDS[0]))
             keep(payload)
+
+
+def batches_of(step: str, tokens: int, precision: str, device: str) -> list[Pack]:
+    """The rows that a step is measured on: one for each draw of lengths that concerns it."""
+    several = step in DRAWN and precision == PRECISIONS[0]
+    return [pack(tokens, device, seed) for seed in (SEEDS if several else SEEDS[:1])]
+
+
+def pack(tokens: int, device: str, seed: int) -> Pack:
+    """A row of the model's ids."""
+    return model_cuda_steps.pack(tokens, CONFIG.vocab_size, device, seed)
 
 
 def add_profile(
@@ -163,14 +180,37 @@ def prepared(step: Step, model: nn.Module, precision: str, batch: Pack) -> Calla
     return once
 
 
-def measure_step(step: Step, model: nn.Module, precision: str, batch: Pack, repeats: int) -> dict[str, Any]:
-    """Seconds of each step and the most memory; ``failed`` says so where there was not enough."""
+def measure_step(step: Step, model: nn.Module, precision: str, batches: Sequence[Pack], repeats: int) -> dict[str, Any]:
+    """Seconds of each step and the most memory, over all ``batches`` and of each.
+
+    ``failed`` says so where there was not enough memory: of a batch, and of the whole where none of them fitted.
+    """
+    draws = [measure_draw(step, model, precision, batch, repeats) for batch in batches]
+    fitted = [draw for draw in draws if not draw["failed"]]
+    return {
+        "tokens": batches[0].ids.shape[1],
+        "failed": None if fitted else draws[0]["failed"],
+        "seconds": [statistics.mean(turn) for turn in zip(*(draw["seconds"] for draw in fitted), strict=False)],
+        "peak_bytes": max((draw["peak_bytes"] for draw in fitted if draw["peak_bytes"] is not None), default=None),
+        "draws": draws,
+    }
+
+
+def measure_draw(step: Step, model: nn.Module, precision: str, batch: Pack, repeats: int) -> dict[str, Any]:
+    """Seconds of each step on one row, and the most memory."""
     device, once = batch.ids.device.type, prepared(step, model, precision, batch)
-    found: dict[str, Any] = {"tokens": batch.ids.shape[1], "failed": None}
+    found: dict[str, Any] = {
+        "seed": batch.seed,
+        "sequences": len(batch.lengths),
+        "valid_ratio": batch.ids.shape[1] / padded_positions(batch.lengths),
+        "failed": None,
+    }
     try:
         once()  # compiles and tunes what is compiled and tuned on first use
         probe, peak = peak_of(once, device)
-        samples = queued_seconds(once, repeats if probe < SLOW_S else min(repeats, SLOW_REPEATS), device)
+        samples = [probe] if probe >= SLOW_S else []
+        more = (min(repeats, SLOW_REPEATS) if samples else repeats) - len(samples)
+        samples += queued_seconds(once, more, device) if more else []
     except torch.OutOfMemoryError:
         return found | {"failed": "out of memory", "seconds": [], "peak_bytes": None}
     finally:
@@ -188,7 +228,7 @@ def check(device: str) -> dict[str, float]:
     config = replace(CONFIG, n_layer=CHECKED_LAYERS)
     mine, theirs = ours(config, "float32", device), peer(config, "float32", device)
     theirs.load_state_dict(mine.state_dict())
-    batch = pack(CHECKED_TOKENS, device)
+    batch = pack(CHECKED_TOKENS, device, SEEDS[0])
     apart = gradients(packed, mine, batch)
     together = gradients(one_sequence, mine, batch)
     found = {}
@@ -234,68 +274,6 @@ def distances(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict
         name: float((value.double() - wanted[name].double()).norm() / wanted[name].double().norm().clamp(min=1e-300))
         for name, value in found.items()
     }
-
-
-def packed(model: Call, batch: Pack) -> Tensor:
-    """MambaLM on the row, with its boundaries."""
-    loss: Tensor = model(batch.ids, batch.boundaries, targets=batch.targets)[0]
-    loss.backward()
-    return loss
-
-
-def one_sequence(model: Call, batch: Pack) -> Tensor:
-    """MambaLM on the row as one document."""
-    loss: Tensor = model(batch.ids, None, targets=batch.targets)[0]
-    loss.backward()
-    return loss
-
-
-def under(model: nn.Module, precision: str, device: str) -> Call:
-    """The model's forward pass as ``precision`` has it: under autocast, or as it is."""
-    if precision != "autocast":
-        return model
-
-    def call(*arguments: Any, **options: Any) -> Any:
-        with torch.autocast(device, torch.bfloat16):
-            return model(*arguments, **options)
-
-    return call
-
-
-def ours(config: MambaConfig, precision: str, device: str) -> nn.Module:
-    """MambaLM with fresh weights on the device."""
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = MambaLM(config)
-    return narrowed(model) if precision == "bfloat16" else model
-
-
-def peer(config: MambaConfig, precision: str, device: str) -> nn.Module:
-    """mamba-ssm's model of the same sizes with fresh weights on the device."""
-    from mamba_ssm.models.config_mamba import MambaConfig as PeerConfig
-    from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
-
-    torch.manual_seed(0)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    model: nn.Module = MambaLMHeadModel(PeerConfig(**config.to_mamba_ssm()), device=device, dtype=dtype)
-    return model
-
-
-def narrowed(model: nn.Module) -> nn.Module:
-    """The model in bfloat16, as mamba-ssm makes one: A_log and D stay float32."""
-    for name, value in model.named_parameters():
-        if name.rpartition(".")[2] not in ("A_log", "D"):
-            value.data = value.data.to(torch.bfloat16)
-    return model
-
-
-def pack(tokens: int, device: str) -> Pack:
-    """A row of published lengths that ``tokens`` fill, of random ids."""
-    lengths = published_pack(tokens)
-    ids = torch.randint(0, CONFIG.vocab_size, (1, tokens), generator=torch.Generator().manual_seed(0))
-    targets = ids.roll(-1, 1)
-    targets[0, torch.tensor(lengths).cumsum(0) - 1] = -100
-    return Pack(ids.to(device), targets.to(device), lengths, Boundaries.from_lengths(lengths, device=device))
 
 
 def peak_of(step: Callable[[], object], device: str) -> tuple[float, int | None]:

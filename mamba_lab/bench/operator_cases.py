@@ -103,9 +103,9 @@ def convolution_case(
     return Case("conv1d_pack", inputs, torch.randn(tokens, channels, generator=draw, device=device).to(dtype))
 
 
-def published_pack(tokens: int, scale: float = 1.0) -> list[int]:
+def published_pack(tokens: int, scale: float = 1.0, seed: int = 0) -> list[int]:
     """Published lengths, each times ``scale``, until ``tokens`` are full; the last one is cut to fit."""
-    drawn = np.maximum(1, np.rint(published_lengths(tokens) * scale)).astype(np.int64)
+    drawn = np.maximum(1, np.rint(published_lengths(tokens, seed) * scale)).astype(np.int64)
     return [int(length) for length in np.diff(np.minimum(np.cumsum(drawn), tokens), prepend=0) if length]
 
 

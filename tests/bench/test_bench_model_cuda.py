@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mamba_lab import cli
 from mamba_lab.bench import model_cuda as bench
-from mamba_lab.bench import model_cuda_peers, model_cuda_table, operator_cuda_timing, step_profile
+from mamba_lab.bench import model_cuda_peers, model_cuda_steps, model_cuda_table, operator_cuda_timing, step_profile
 from mamba_lab.bench.record import read_record
 from mamba_lab.models import MambaConfig, MambaLM
 
@@ -39,14 +39,14 @@ class Fake(nn.Module):
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"CONFIG": SMALL, "TOKENS": (100, 200), "CHECKED_TOKENS": 700}.items():
+    for name, value in {"CONFIG": SMALL, "TOKENS": (100, 200), "CHECKED_TOKENS": 700, "EXPECTED_DRAWS": 3}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench, "peer", lambda config, precision, device: Fake(config))
     monkeypatch.setattr(bench, "load", lambda: None)
 
 
 def test_a_row_says_where_its_documents_end() -> None:
-    batch = bench.pack(3000, "cpu")
+    batch = bench.pack(3000, "cpu", 0)
     assert batch.ids.shape == batch.targets.shape == (1, 3000)
     assert sum(batch.lengths) == 3000
     assert len(batch.lengths) > 2
@@ -54,6 +54,21 @@ def test_a_row_says_where_its_documents_end() -> None:
     first = batch.lengths[0]
     assert torch.equal(batch.targets[0, : first - 1], batch.ids[0, 1:first])
     assert batch.targets[0, first - 1] == -100
+
+
+def test_draws_of_lengths_are_draws_of_their_own() -> None:
+    rows = bench.batches_of("padding", 3000, "autocast", "cpu")
+    assert [row.seed for row in rows] == [0, 1, 2, 3]
+    assert len({tuple(row.lengths) for row in rows}) == 4
+    assert [row.lengths for row in bench.batches_of("packed", 3000, "autocast", "cpu")] == [row.lengths for row in rows]
+    for step, precision in (("concat", "autocast"), ("one_by_one", "autocast"), ("packed", "bfloat16")):
+        assert [row.seed for row in bench.batches_of(step, 3000, precision, "cpu")] == [0]
+
+
+def test_what_many_draws_would_pad(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = {0: [5, 3, 2], 1: [9, 1]}
+    monkeypatch.setattr(model_cuda_steps, "published_pack", lambda tokens, seed: lengths[seed])
+    assert model_cuda_steps.expected_valid_ratio(10, 2) == pytest.approx(20 / (15 + 18))
 
 
 def test_the_peers_ways_are_checked_against_ours() -> None:
@@ -109,7 +124,13 @@ def test_the_record_of_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(one["seconds"]) == 2 for one in payload["timed"])
     profiled = [(one["package"], one["step"], one["tokens"]) for one in payload["profiles"]]
     assert profiled == [("mamba-lab", "packed", 100), ("mamba-lab", "packed", 200), ("mamba-ssm", "concat", 100)]
-    assert sum(payload["lengths"]["200"]) == 200
+    assert [sum(lengths) for lengths in payload["lengths"]["200"].values()] == [200] * 4
+    draws = {(one["step"], one["precision"], one["tokens"]): one["draws"] for one in payload["timed"]}
+    for padded, packed in zip(draws["padding", "autocast", 200], draws["packed", "autocast", 200], strict=True):
+        lengths = payload["lengths"]["200"][str(padded["seed"])]
+        assert padded["valid_ratio"] == packed["valid_ratio"] == 200 / (len(lengths) * max(lengths))
+        assert padded["sequences"] == len(lengths)
+    assert len(draws["one_by_one", "autocast", 200]) == len(draws["packed", "bfloat16", 200]) == 1
 
 
 def test_a_stopped_run_leaves_the_parts_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -150,15 +171,38 @@ def test_a_step_that_does_not_fit_says_so() -> None:
     def step(call: Any, batch: Any) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    found = bench.measure_step(step, MambaLM(SMALL), "float32", bench.pack(100, "cpu"), 1)
+    found = bench.measure_step(step, MambaLM(SMALL), "float32", [bench.pack(100, "cpu", 0)], 1)
+    (draw,) = found.pop("draws")
     assert found == {"tokens": 100, "failed": "out of memory", "seconds": [], "peak_bytes": None}
+    assert (draw["failed"], draw["seconds"]) == ("out of memory", [])
+
+
+def test_several_draws_are_one_step_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(step: Any, model: Any, precision: str, batch: Any, repeats: int) -> dict[str, Any]:
+        seconds = {0: [1.0, 2.0], 1: [3.0, 8.0], 2: []}[batch.seed]
+        return {"failed": None if seconds else "out of memory", "seconds": seconds, "peak_bytes": batch.seed or None}
+
+    monkeypatch.setattr(bench, "measure_draw", draw)
+    rows = [bench.pack(100, "cpu", seed) for seed in range(3)]
+    found = bench.measure_step(bench.packed, MambaLM(SMALL), "float32", rows, 2)
+    assert (found["failed"], found["seconds"], found["peak_bytes"]) == (None, [2.0, 5.0], 1)
+    assert [one["failed"] for one in found["draws"]] == [None, None, "out of memory"]
 
 
 def test_slow_steps_are_repeated_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(bench, "queued_seconds", lambda call, n, device: asked.append(n) or [bench.SLOW_S] * n)
-    bench.measure_step(bench.packed, MambaLM(SMALL), "float32", bench.pack(100, "cpu"), 9)
-    assert asked == [1, bench.SLOW_REPEATS]
+    asked: list[int] = []
+    taken = bench.SLOW_S
+    monkeypatch.setattr(bench, "queued_seconds", lambda call, n, device: asked.append(n) or [taken] * n)
+
+    def samples(repeats: int) -> int:
+        asked.clear()
+        return len(bench.measure_draw(bench.packed, MambaLM(SMALL), "float32", batch, repeats)["seconds"])
+
+    batch = bench.pack(100, "cpu", 0)
+    assert (samples(9), asked) == (bench.SLOW_REPEATS, [1, bench.SLOW_REPEATS - 1])
+    assert (samples(1), asked) == (1, [1])
+    taken /= 2
+    assert (samples(9), asked) == (9, [1, 9])  # the first is not one of them
 
 
 def test_only_the_forward_pass_is_under_autocast() -> None:
@@ -194,9 +238,13 @@ def test_a_padded_batch_is_the_same_documents(monkeypatch: pytest.MonkeyPatch) -
 def test_the_table_compares_with_concat() -> None:
     def part(package: str, step: str, seconds: float, peak: int | None) -> dict[str, Any]:
         sizes = {"precision": "autocast", "tokens": 4096, "failed": None}
-        return {"package": package, "step": step, "seconds": [seconds], "peak_bytes": peak, **sizes}
+        draws = [{"seed": seed, "sequences": 6, "valid_ratio": 1 / (2 + seed), "failed": None} for seed in range(2)]
+        for seed, draw in enumerate(draws):
+            draw["seconds"] = [seconds * (1 + seed)]
+        return {"package": package, "step": step, "seconds": [seconds], "peak_bytes": peak, "draws": draws, **sizes}
 
     padded = part("mamba-ssm", "padding", 1, None) | {"failed": "out of memory"}
+    padded["draws"] = [draw | {"failed": "out of memory"} for draw in padded["draws"]]
     timed = [part("mamba-lab", "packed", 0.1, 3 << 30), part("mamba-ssm", "concat", 0.2, 2 << 30), padded]
     profile = {
         "package": "mamba-lab",
@@ -207,10 +255,28 @@ def test_the_table_compares_with_concat() -> None:
         "busy_seconds": 0.08,
         "kinds": {"scan forward": 0.06, "loss": 0.02},
     }
-    text = model_cuda_table.table({"timed": timed, "profiles": [profile], "skipped": {}}).splitlines()
+    payload = {"timed": timed, "profiles": [profile], "skipped": {}, "expected_valid_ratio": {"4096": 0.44}}
+    text = model_cuda_table.table(payload).splitlines()
     assert text[1].split()[3:] == ["4,096", "40,960", "100.0", "3.0", "2.00", "1.500"]
     assert text[3].split()[3:] == ["4,096", "out", "of", "memory", "-", "-", "-", "-"]
     assert text[-1].split() == ["loss", "20.00", "25.0%"]
+    assert not any("draw" in line for line in text)
+    # 0.1 and 0.2 s against 0.5 and 1.5 s; where one did not fit, the other against its own.
+    timed[2] = part("mamba-ssm", "padding", 0.5, None)
+    timed[2]["draws"][1]["seconds"] = [1.5]
+    said = model_cuda_table.padded_lines(payload)
+    assert said[1] == (
+        "4,096 tokens: packed is 6.67 times as fast as padding over these draws. Of many draws' padded batches 44.0% "
+        "are tokens."
+    )
+    assert [line.split() for line in said[3:]] == [
+        ["0", "6", "50.0%", "40,960", "8,192", "5.00"],
+        ["1", "6", "33.3%", "20,480", "2,731", "7.50"],
+    ]
+    timed[2]["draws"][1]["failed"] = "out of memory"
+    said = model_cuda_table.padded_lines(payload)
+    assert said[1].startswith("4,096 tokens: packed is 5.00 times as fast as padding over these draws.")
+    assert said[4].split()[4:] == ["out", "of", "memory", "-"]
 
 
 @pytest.mark.parametrize(
