@@ -16,7 +16,7 @@ from torch import Tensor
 from mamba_lab.batching import Boundaries
 from mamba_lab.bench.memory import peak_bytes
 from mamba_lab.bench.model_peers import PEERS
-from mamba_lab.bench.record import write_record
+from mamba_lab.bench.record import RecordInProgress
 from mamba_lab.bench.timing import time_samples
 from mamba_lab.lengths import published_lengths
 from mamba_lab.machine import version_of
@@ -33,7 +33,7 @@ LOOPS = ("transformers",)
 def run(repeats: int = 5, output: Path | None = None) -> int:
     """Measure, print each part as it is done and a table of all, write the record ``model``. Returns 0.
 
-    Ctrl-C keeps what is measured by then, in a record ``model-interrupted`` beside it.
+    The record is written again after each part. Where the process is stopped, ``model-unfinished`` has them.
 
     A step is forward and backward of the summed cross-entropy in float32. Every peer has the same weights, and its loss
     is compared with ours before it is timed.
@@ -60,25 +60,22 @@ def run(repeats: int = 5, output: Path | None = None) -> int:
         "ours": {},
         "peers": {},
     }
-    try:
-        for tokens in TOKENS:
-            measure_ours(model, tokens, repeats, payload["ours"].setdefault(str(tokens), {}))
-        for peer in PEERS:
-            measure_peer(model, peer, repeats, payload["peers"].setdefault(peer, {}))
-    except KeyboardInterrupt:
-        _report("model-interrupted", payload, output)
-        raise
-    _report("model", payload, output)
+    record = RecordInProgress("model", output)
+
+    def keep() -> None:
+        record.keep(payload)
+
+    for tokens in TOKENS:
+        measure_ours(model, tokens, repeats, payload["ours"].setdefault(str(tokens), {}), keep)
+    for peer in PEERS:
+        measure_peer(model, peer, repeats, payload["peers"].setdefault(peer, {}), keep)
+    print(_table(payload))
+    path = record.finish(payload)
+    print(f"record: {path.parent.name}/{path.name}")
     return 0
 
 
-def _report(name: str, payload: Mapping[str, Any], output: Path | None) -> None:
-    print(_table(payload))
-    path = write_record(name, payload, folder=output)
-    print(f"record: {path.parent.name}/{path.name}")
-
-
-def measure_ours(model: MambaLM, tokens: int, repeats: int, found: dict[str, Any]) -> None:
+def measure_ours(model: MambaLM, tokens: int, repeats: int, found: dict[str, Any], keep: Callable[[], object]) -> None:
     """Into ``found``: one pack, its tokens as one sequence, its sequences one by one, and the pack in less memory."""
     ids, targets, lengths = batch(tokens)
     boundaries = Boundaries.from_lengths(lengths)
@@ -102,9 +99,10 @@ def measure_ours(model: MambaLM, tokens: int, repeats: int, found: dict[str, Any
     found["lengths"] = lengths
     for name, part in parts.items():
         found[name] = measure(f"{_OURS[name]}, {tokens} tokens", part, repeats)
+        keep()
 
 
-def measure_peer(model: MambaLM, name: str, repeats: int, found: dict[str, Any]) -> None:
+def measure_peer(model: MambaLM, name: str, repeats: int, found: dict[str, Any], keep: Callable[[], object]) -> None:
     """Into ``found``: a peer's step on the same tokens as one sequence: it cannot be told where sequences start.
 
     Raises:
@@ -122,6 +120,7 @@ def measure_peer(model: MambaLM, name: str, repeats: int, found: dict[str, Any])
 
         agree(f"{name} at {tokens} tokens", loss().item(), ours(model, ids, targets, None).item())
         found[str(tokens)] = measure(f"{name}, {tokens} tokens", loss, repeats, memory=name not in LOOPS)
+        keep()
 
 
 def batch(tokens: int) -> tuple[Tensor, Tensor, list[int]]:

@@ -40,7 +40,7 @@ def test_different_things_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(bench.PEERS, "torch", lambda model: lambda ids: torch.zeros(*ids.shape, 64))
     monkeypatch.setitem(bench.PEER_TOKENS, "torch", (32,))
     with pytest.raises(RuntimeError, match=r"torch at 32 tokens: the loss is .* times of different things"):
-        bench.measure_peer(MambaLM(SMALL), "torch", 1, {})
+        bench.measure_peer(MambaLM(SMALL), "torch", 1, {}, lambda: None)
     with pytest.raises(RuntimeError, match="the loss is nan"):
         bench.agree("it", float("nan"), 1.0)
 
@@ -73,25 +73,28 @@ def test_the_command_writes_a_record(
     assert results["peers"]["no-such-peer"] == {"installed": False}
     assert len(results["peers"]["transformers"]["16"]["seconds"]) == 2
     assert results["peers"]["transformers"]["16"]["peak_bytes"] is None  # minutes for a number
+    assert [path.name for path in tmp_path.iterdir()] == ["model.json"]
     out = capsys.readouterr().out
     assert "MambaLM, packed, checkpointed, 128 tokens: 0." in out
     assert out.index("transformers, 16 tokens: ") < out.index("peak MiB")
     assert "not installed: no-such-peer" in out
 
 
-def test_ctrl_c_keeps_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("measured", [[], ["numpy"]])
+def test_a_stopped_run_leaves_the_parts_it_has(
+    measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(model: MambaLM) -> object:
-        raise KeyboardInterrupt
+        raise SystemExit
 
     monkeypatch.setattr(bench, "CONFIG", SMALL)
     monkeypatch.setattr(bench, "TOKENS", (16,))
-    monkeypatch.setattr(bench, "PEERS", {"torch": stop, "never-reached": stop})
-    with pytest.raises(KeyboardInterrupt):
+    peers = {name: lambda model: lambda ids: model(ids) for name in measured}
+    monkeypatch.setattr(bench, "PEERS", {**peers, "torch": stop})
+    monkeypatch.setattr(bench, "PEER_TOKENS", {"numpy": (16,)})
+    with pytest.raises(SystemExit):
         bench.run(repeats=1, output=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["model-interrupted.json"]
-    results = read_record("model-interrupted", folder=tmp_path)["results"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model-unfinished.json"]
+    results = read_record("model-unfinished", folder=tmp_path)["results"]
     assert len(results["ours"]["16"]["packed_all_logits"]["seconds"]) == 1
-    assert results["peers"] == {"torch": {"installed": True}}
-    assert "MambaLM, one by one" in capsys.readouterr().out
+    assert [name for name, found in results["peers"].items() if "16" in found] == measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,10 @@ def test_speed_leaves_the_weights_alone() -> None:
         speed(model, bench.train_config("fixed", RUN, "cpu"), corpus, micro_batches=2, steps=90, at_most=9, bf16=False)
 
 
+def parts_in(payload: Mapping[str, Any]) -> int:
+    return sum(len(part["schemes"]) for part in payload["steps"])
+
+
 def test_steps_of_several_sizes(
     payload: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +118,10 @@ def test_steps_of_several_sizes(
     monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 2), ("small", SMALL, 1, 4, 1)))
     monkeypatch.setattr(bench, "AT_MOST", 8)
     into: dict[str, Any] = {"steps": [], "left_out": []}
-    bench.measure_steps(load_corpus("chat")[:14], "cpu", float("inf"), into)
+    kept: list[int] = []
+    corpus = load_corpus("chat")[:14]
+    bench.measure_steps(corpus, "cpu", float("inf"), into, lambda all_of_it: kept.append(parts_in(all_of_it)))
+    assert kept == list(range(1, 2 * len(bench.TIMED) + 1))
     parts = into["steps"]
     assert into["left_out"] == []
     assert [(part["model"], part["rows"], part["positions"]) for part in parts] == [
@@ -145,7 +153,7 @@ def test_what_has_not_begun_in_time_is_left_out_and_said(
     monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 1),))
     monkeypatch.setattr(bench, "make_model", None)  # not even made
     into: dict[str, Any] = {"steps": [], "left_out": []}
-    bench.measure_steps(load_corpus("chat")[:14], "cpu", 0.0, into)
+    bench.measure_steps(load_corpus("chat")[:14], "cpu", 0.0, into, lambda payload: None)
     assert into["steps"] == []
     assert into["left_out"][0] == "small, 192 positions: fixed"
     assert len(into["left_out"]) == len(SCHEMES) - 1
@@ -171,17 +179,17 @@ def test_the_command_writes_a_record_and_prints_a_table(command: tuple[dict[str,
     assert "Largest difference of a step's loss from the packs'" in out
 
 
-def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: Any, **options: Any) -> Any:
+def test_a_stopped_run_leaves_the_parts_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*arguments: Any, **options: Any) -> Any:
         if arguments[2].packing.scheme == "bucketed":
-            raise KeyboardInterrupt
+            raise SystemExit
         return learn(*arguments, **options)
 
-    monkeypatch.setattr(bench, "learn", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(bench, "learn", stopped)
+    with pytest.raises(SystemExit):
         bench.run(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["schemes-interrupted.json"]
-    assert list(read_record("schemes-interrupted", folder=tmp_path)["results"]["learned"]) == ["fixed", "padded"]
+    assert [path.name for path in tmp_path.iterdir()] == ["schemes-unfinished.json"]
+    assert list(read_record("schemes-unfinished", folder=tmp_path)["results"]["learned"]) == ["fixed", "padded"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
