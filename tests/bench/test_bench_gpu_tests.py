@@ -43,6 +43,15 @@ def test_counts_names_and_reasons(report: Path) -> None:
     assert next(iter(found["slowest_s"].items())) == ("tests.ops.test_b::test_four", 9.0)
 
 
+def test_files_without_a_gpu_test_are_not_imported(tmp_path: Path) -> None:
+    mark = "pytest.mark." + "gpu"  # in one piece this file would be one of them
+    (tmp_path / "tests" / "ops").mkdir(parents=True)
+    texts = {"ops/test_a.py": f"pytestmark = {mark}", "test_b.py": "gpu", "ops/help.py": mark}
+    for name, text in texts.items():
+        (tmp_path / "tests" / name).write_text(text)
+    assert gpu_tests.files_with_gpu_tests(tmp_path) == ["tests/ops/test_a.py"]
+
+
 def test_a_damaged_report_is_named(tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
     path.write_text("<testsuites>")
@@ -64,7 +73,9 @@ def test_the_record_and_the_exit_code(
     def pytest_run(command: list[str], **_: object) -> None:
         (found,) = (word.partition("=")[2] for word in command if word.startswith("--junitxml="))
         Path(found).write_text(report_of)
+        ran.extend(command[command.index(f"--junitxml={found}") :])
 
+    ran: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a played GPU")
     with monkeypatch.context() as patched:
@@ -72,6 +83,7 @@ def test_the_record_and_the_exit_code(
         patched.setattr(gpu_tests, "write_record", lambda name, found, folder: _kept(name, found, folder))
         assert gpu_tests.run(output=tmp_path) == code
     assert read_record("gpu-tests", folder=tmp_path)["results"]["gpu"] == "a played GPU"
+    assert "tests/ops/test_kernels_gpu.py" in ran
 
 
 def _kept(name: str, found: dict[str, object], folder: Path) -> Path:

@@ -8,21 +8,12 @@ from torch import Tensor
 
 from mamba_lab.batching import Boundaries
 from mamba_lab.models import MambaConfig, MambaLM, mixer
-from mamba_lab.ops import _resolve
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
 ]
 LENGTHS = [4, 2, 0, 3, 7, 1, 40, 130]
-
-
-@pytest.fixture(params=["triton", "cuda"])
-def backend(request: pytest.FixtureRequest) -> str:
-    missing = _resolve.problem("ssm_pack", request.param) or _resolve.problem("conv1d_pack", request.param)
-    if missing is not None:
-        pytest.skip(str(missing))
-    return request.param
 
 
 def run(device: str, backend: str, dtype: torch.dtype) -> dict[str, Tensor]:

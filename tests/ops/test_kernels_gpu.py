@@ -38,14 +38,6 @@ TOLERANCES = {torch.float64: (0.0, 2e-13), torch.float32: (0.0, 1e-5), torch.bfl
 EDGES = (7, 8, 9, 15, 16, 17, 0, 1, 31, 32, 33, 63, 64, 65, 1, 1, 2, 3)
 
 
-@pytest.fixture(params=["triton", "cuda"])
-def backend(request: pytest.FixtureRequest) -> str:
-    missing = _resolve.problem("ssm_pack", request.param) or _resolve.problem("conv1d_pack", request.param)
-    if missing is not None:
-        pytest.skip(str(missing))
-    return request.param
-
-
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
     with poisoned_memory():

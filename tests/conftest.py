@@ -1,0 +1,16 @@
+"""Fixtures for tests of more than one folder."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(params=["triton", "cuda"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend that has kernels on a GPU, where this machine has what it needs."""
+    from mamba_lab.ops import _resolve  # not for every test of the project
+
+    missing = _resolve.problem("ssm_pack", request.param) or _resolve.problem("conv1d_pack", request.param)
+    if missing is not None:
+        pytest.skip(str(missing))
+    return str(request.param)
