@@ -13,17 +13,13 @@ import hashlib
 import logging
 import os
 import shutil
-import subprocess
 import threading
-import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from mamba_lab.ops import cache
-from mamba_lab.ops.native_sources import find_source, parts, sources, texts
+from mamba_lab.ops.compiling import Built, compile_library, title_of
+from mamba_lab.ops.native_sources import find_source, sources, texts
 from mamba_lab.ops.toolchain import (
-    CXX_REMEDY,
-    NVCC_REMEDY,
     OLDEST_GPU,
     TORCH_TARGET,
     Compiler,
@@ -33,31 +29,19 @@ from mamba_lab.ops.toolchain import (
     fits_gpus,
     gpu_architectures,
     processor,
-    torch_folder,
 )
 
 __all__ = ["Built", "NativeUnavailable", "available", "build_library", "find_library", "load_library", "sources"]
 
 log = logging.getLogger("mamba_lab")
 
-COMPILE_SECONDS = 600
 SMALLEST_SPACE = 1 << 20
 """Bytes that a library and its note may take."""
-SHOWN_LINES = 40
 
 _guard = threading.RLock()
 _loaded: dict[tuple[str, str], Path] = {}
 _failed: dict[str, NativeUnavailable] = {}
 _said: set[tuple[str, str]] = set()
-
-
-@dataclass(frozen=True)
-class Built:
-    """A library in the cache: where it lies, whether this call compiled it, and the seconds that took."""
-
-    path: Path
-    compiled: bool
-    seconds: float
 
 
 def load_library(name: str, device: str = "cpu") -> Path:
@@ -85,10 +69,10 @@ def load_library(name: str, device: str = "cpu") -> Path:
 
         if device == "cuda" and torch.version.cuda is None:
             why = f"PyTorch {torch.__version__} is a build without CUDA"
-            raise NativeUnavailable(_title(name, device), why, "install PyTorch's CUDA build (pip install torch)")
+            raise NativeUnavailable(title_of(name, device), why, "install PyTorch's CUDA build (pip install torch)")
         if device == "cuda" and (old := [gpu for gpu in gpu_architectures() if int(gpu) < OLDEST_GPU]):
             why = f"a GPU has compute capability {old[0][:-1]}.{old[0][-1]}, not 8.0"
-            raise NativeUnavailable(_title(name, device), why, "use backend='reference'")
+            raise NativeUnavailable(title_of(name, device), why, "use backend='reference'")
         built = build_library(name, device)
         try:
             torch.ops.load_library(str(built.path))
@@ -98,7 +82,7 @@ def load_library(name: str, device: str = "cpu") -> Path:
             # Whole, yet not loadable: built where another C++ library was installed. This machine builds its own.
             log.warning(
                 "%s in the cache does not load here (%s): building it again",
-                _title(name, device),
+                title_of(name, device),
                 error.__cause__ or error,
             )
             built = build_library(name, device, distrust=built.path)
@@ -146,7 +130,7 @@ def build_library(
         ValueError, NativeUnavailable: as in ``load_library``.
     """
     source = find_source(name, device)
-    title = _title(name, device)
+    title = title_of(name, device)
     if os.name == "nt":
         raise NativeUnavailable(title, "native code is not built on Windows", "use the Windows Subsystem for Linux")
     roots = cache.cache_roots() if roots is None else roots
@@ -174,7 +158,7 @@ def build_library(
                     # Another process may have built it while this one waited.
                     if library != distrust and cache.is_whole(library):
                         return Built(library, False, 0.0)
-                    return _compile(source, device, compiler, library, clean=held)
+                    return compile_library(source, device, compiler, library, clean=held)
             except TimeoutError as error:
                 raise NativeUnavailable(title, f"{error}", "end that process, then try again") from None
             except OSError as error:
@@ -232,70 +216,6 @@ def _file_name(source: Path, device: str, compiler: Compiler) -> str:
 _CACHE_REMEDY = "free space there, or set MAMBA_LAB_CACHE to a folder that you may write"
 
 
-def compile_command(compiler: Compiler, source: Path, output: Path, device: str) -> list[str]:
-    """The full command line.
-
-    Include and library paths are here and not in the cache key: they differ between environments that may share. The
-        library names libtorch_cpu without a path: PyTorch is in the process before any of our libraries is.
-    """
-    torch = torch_folder()
-    through = "-Xcompiler=" if device == "cuda" else ""
-    libraries = ["torch_cpu", *(["torch_cuda"] if device == "cuda" and any(torch.glob("lib/libtorch_cuda.*")) else [])]
-    return [
-        *compiler.command,
-        *compiler.flags,
-        f"-I{torch / 'include'}",
-        f"-I{source.parent.parent}",
-        # __FILE__ would carry this machine's paths into the library and into its error messages.
-        *(f"{through}-ffile-prefix-map={folder}/=" for folder in (torch / "include", source.parent.parent)),
-        *map(str, parts(source)),
-        "-o",
-        str(output),
-        f"-L{torch / 'lib'}",
-        *(f"-l{library}" for library in libraries),
-    ]
-
-
-def _compile(source: Path, device: str, compiler: Compiler, library: Path, *, clean: bool) -> Built:
-    title = _title(source.stem, device)
-    if library.exists():
-        log.warning("%s in the cache is damaged or does not load: building it again", title)
-    if clean:  # what killed builders left; only safe while nobody else can be building
-        for path in library.parent.glob(f".{source.stem}-*.tmp*"):
-            path.unlink(missing_ok=True)
-    temporary = library.with_name(f".{source.stem}-{os.getpid()}-{os.urandom(4).hex()}.tmp.so")
-    command = compile_command(compiler, source, temporary, device)
-    log.info("compiling %s (once for this machine)", title)
-    started = time.monotonic()
-    remedy = CXX_REMEDY if device == "cpu" else NVCC_REMEDY
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=COMPILE_SECONDS,
-        )
-        seconds = time.monotonic() - started
-        if done.returncode != 0 or not temporary.exists():
-            why = f"{compiler.program} failed with exit code {done.returncode}:\n{_shown(done.stdout)}"
-            raise NativeUnavailable(title, why, remedy)
-        note = {"compiler": compiler.label, "flags": list(compiler.flags), "target": TORCH_TARGET, "seconds": seconds}
-        cache.publish(temporary, library, note)
-    except subprocess.TimeoutExpired:
-        raise NativeUnavailable(title, f"{compiler.program} ran longer than {COMPILE_SECONDS} s", remedy) from None
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and error.filename == compiler.command[0]:
-            raise NativeUnavailable(title, f"{compiler.program} has gone", remedy) from None
-        raise
-    finally:
-        for path in (temporary, temporary.with_suffix(".note")):
-            path.unlink(missing_ok=True)
-    return Built(library, True, seconds)
-
-
 def _digest_what_must_match(source: Path, device: str) -> str:
     return _digest(*texts(source, device), device, TORCH_TARGET, processor())
 
@@ -306,18 +226,8 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _title(name: str, device: str) -> str:
-    return f"the {'CUDA' if device == 'cuda' else 'C++'} library {name!r}"
-
-
 def _does_not_load(name: str, device: str, error: OSError) -> NativeUnavailable:
     remedy = "use a compiler of this system (unset CXX), or a PyTorch of 2.10 or later"
     return NativeUnavailable(
-        _title(name, device), f"it was built, and does not load: {error.__cause__ or error}", remedy
+        title_of(name, device), f"it was built, and does not load: {error.__cause__ or error}", remedy
     )
-
-
-def _shown(output: str) -> str:
-    lines = output.strip().splitlines() or ["(it said nothing)"]
-    rest = len(lines) - SHOWN_LINES
-    return "\n".join(lines[:SHOWN_LINES] + ([f"... and {rest} more lines"] if rest > 0 else []))

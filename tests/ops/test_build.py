@@ -12,7 +12,7 @@ import pytest
 import torch
 from native_workshop import BROKEN, PLAIN, STALL, Workshop
 
-from mamba_lab.ops import build, cache, toolchain
+from mamba_lab.ops import build, cache, compiling, toolchain
 from mamba_lab.ops.build import NativeUnavailable, build_library, load_library
 
 STABLE = """
@@ -103,7 +103,7 @@ def test_everything_a_library_depends_on_is_in_its_name(workshop: Workshop, monk
 def test_the_version_of_torch_is_not_in_the_name(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build_library("plain")
     monkeypatch.setattr(torch, "__version__", "2.14.0")
-    monkeypatch.setattr(build, "torch_folder", lambda: Path("/another/environment/torch"))
+    monkeypatch.setattr(compiling, "torch_folder", lambda: Path("/another/environment/torch"))
     assert build_library("plain").path == first.path
 
 
@@ -180,7 +180,7 @@ def test_a_compiler_that_says_yes_and_writes_nothing_has_failed(
 
 def test_a_compiler_that_hangs_is_stopped(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", workshop.compiler(before=STALL))
-    monkeypatch.setattr(build, "COMPILE_SECONDS", 0.3)
+    monkeypatch.setattr(compiling, "COMPILE_SECONDS", 0.3)
     with pytest.raises(NativeUnavailable, match=r"longer than 0\.3 s"):
         build_library("plain")
     assert [path.name for path in (workshop.private / "native" / "cpu").iterdir()] == ["plain.lock"]

@@ -173,10 +173,10 @@ def test_permission_bits_that_forbid_writing(open_folder: Path) -> None:
         """
         import fcntl, os, sys
         from pathlib import Path
-        from mamba_lab.ops import build, native_sources
+        from mamba_lab.ops import build, compiling, native_sources
         root = Path(sys.argv[1])
         native_sources.csrc_dir = lambda: root / "csrc"
-        build.compile_command = lambda c, s, o, d: [*c.command, "-shared", "-fPIC", str(s), "-o", str(o)]
+        compiling.compile_command = lambda c, s, o, d: [*c.command, "-shared", "-fPIC", str(s), "-o", str(o)]
         assert build.build_library("plain").compiled
         for path in (root / "shared", *(root / "shared").rglob("*")):
             path.chmod(0o555 if path.is_dir() else 0o444)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from native_workshop import Workshop
 
-from mamba_lab.ops import build, toolchain
+from mamba_lab.ops import build, compiling, toolchain
 from mamba_lab.ops.build import NativeUnavailable, build_library, load_library
 
 PLAIN_CU = 'extern "C" int answer() { return 42; }\n__global__ void kernel(float* x) { *x = 1; }\n'
@@ -33,7 +33,7 @@ def test_the_command_line(fake_nvcc: Path, workshop: Workshop) -> None:
     assert compiler.command == (str(fake_nvcc),)
     assert compiler.label == "nvcc: tools, release 13.0, V13.0.1"
     source = workshop.csrc / "cuda" / "kernel.cu"
-    words = build.compile_command(compiler, source, Path("out.so"), "cuda")
+    words = compiling.compile_command(compiler, source, Path("out.so"), "cuda")
     assert words[0] == str(fake_nvcc)
     for word in (
         *("-DUSE_CUDA", "-DTORCH_STABLE_ONLY", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-shared"),
@@ -51,7 +51,7 @@ def test_the_parts_of_a_library_are_compiled_with_it(fake_nvcc: Path, workshop: 
     for name in ("scan", "scan_forward", "scan_backward", "scanner"):
         (folder / f"{name}.cu").write_text(PLAIN_CU)
     assert build.sources("cuda") == ["scan", "scanner"]
-    words = build.compile_command(toolchain.find_nvcc(), folder / "scan.cu", Path("out.so"), "cuda")
+    words = compiling.compile_command(toolchain.find_nvcc(), folder / "scan.cu", Path("out.so"), "cuda")
     assert [Path(word).name for word in words if word.endswith(".cu")] == [
         "scan.cu",
         "scan_backward.cu",
