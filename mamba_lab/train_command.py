@@ -33,7 +33,8 @@ Ctrl-C and SIGTERM end the step, write a checkpoint and end the run; a second on
 
 exit codes:
   0    the run is finished, or it was stopped and a checkpoint is written
-  1    a setting, the data or a checkpoint is wrong, or a loss was not finite and on_nonfinite is "stop"
+  1    a setting, the data or a checkpoint is wrong, memory did not suffice, or a loss was not finite and
+       on_nonfinite is "stop"; where steps were taken, the last one is in a checkpoint
   2    wrong usage
   130, 143   ended at once by a second Ctrl-C or SIGTERM; the checkpoints before it are there
 """
@@ -79,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--dry-run starts nothing, so it goes without --resume and --resume-from.")
     try:
         from mamba_lab.training import TrainConfig, train
+        from mamba_lab.training.rescue import is_out_of_memory
     except ModuleNotFoundError as error:  # its message names the extra
         raise ValueError(str(error)) from error
     config = TrainConfig.from_toml(_settings(args.config), args.overrides)
@@ -94,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         result = train(config, resume=args.resume_from or args.resume, on_step=lines)
     except (RuntimeError, MemoryError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         raise ValueError(_out_of_memory(config, str(error))) from error
     print(closing_lines(result, args.config))
@@ -188,20 +190,32 @@ def _settings(name: str) -> str:
         return name
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was what was missing. Of the CPU's PyTorch says so in words alone."""
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
-
-
 def _out_of_memory(config: TrainConfig, message: str) -> str:
-    remedies = [] if config.training.gradient_checkpointing else ["training.gradient_checkpointing=true"]
-    remedies += ["half of packing.capacity"] if config.packing.rows == 1 else ["packing.rows=1"]
+    """What takes less memory. A run can go on with one of these settings; the others make it another run."""
+    packing, training = config.packing, config.training
+    smaller = "half of packing.capacity" if packing.rows == 1 else "packing.rows=1"
+    if packing.scheme in ("padded", "bucketed") and packing.budget > packing.capacity:
+        smaller = f"packing.max_tokens={max(packing.capacity, packing.budget // 2)}"
+    less = [] if training.gradient_checkpointing else ["training.gradient_checkpointing=true"]
+    what = message.splitlines()[0] if message else "out of memory"
+    said = f"memory does not suffice for this model and batch: {what.rstrip('.')}."
+    if not _has_checkpoint(training.output_dir):
+        return (
+            f"{said} Try --set {' or '.join([*less, smaller])}, and more training.gradient_accumulation_steps to keep "
+            f"the step's size."
+        )
+    if less:
+        return f"{said} Go on with --resume --set {less[0]} (and the same --set as before)."
     return (
-        f"memory does not suffice for this model and batch: {message.splitlines()[0] if message else 'out of memory'} "
-        f"Try --set {' or '.join(remedies)}, and more training.gradient_accumulation_steps to keep the step's size."
+        f"{said} A smaller batch makes another run, which can start from the weights saved: --set "
+        f"model.from_pretrained={shlex.quote(str(training.output_dir))}, {smaller}, and another training.output_dir."
     )
+
+
+def _has_checkpoint(folder: Path | None) -> bool:
+    from mamba_lab.training.checkpoint_folders import steps_in
+
+    return folder is not None and bool(steps_in(folder.expanduser() / "checkpoints"))
 
 
 def _n(count: int, what: str) -> str:

@@ -27,11 +27,12 @@ from .prepare import (
     seed_all,
     write_settings,
 )
+from .rescue import saved_on_error
 from .run_folder import open_run
 from .run_log import RunLog
 from .session import Session
 from .signals import StopRequests
-from .step import backward, update
+from .step import backward
 
 
 @dataclass
@@ -80,6 +81,8 @@ def train(
     Raises:
         ValueError: settings, data, model or checkpoint do not fit together, or are something else; the message names
             what.
+        Exception: whatever ends a step, such as torch.OutOfMemoryError. A checkpoint of the last finished step is
+            written first, where there is an output_dir, and the log says so.
     """
     require_kinds(config, model)
     settings = config.training
@@ -96,7 +99,10 @@ def train(
         if run.config is not None:
             write_settings(config, run.config)
         with StopRequests() as stop, RunLog(config, run.path, session.total_steps, session.state.step) as log:
-            return _loop(session, log, stop, on_step)
+            with saved_on_error(session):
+                result = _loop(session, log, stop, on_step)
+            session.save()
+            return result
 
 
 def _loop(
@@ -106,13 +112,15 @@ def _loop(
     result = TrainResult(model, folder=session.folder)
     report_steps = session.config.logging.gradient_report_steps
 
+    if state.step and _due(state.step, settings.eval_steps):
+        _validate(session, log)  # an error may have ended the run before it
     for epoch, batches, started, waiting in session.steps():
         # The step. The gradient is that of one mean over all of its micro-batches.
         rate = session.schedule.set(state.step)
         mean = backward(session.forward, batches, bf16=session.bf16)
         if _due(state.step + 1, report_steps):
             log.gradients(state.step + 1, gradient_report(model).to_dict())
-        taken = update(model, session.optimizer, mean, settings.max_grad_norm)
+        taken = session.update(mean)
 
         # Its numbers, and what is wrong with them.
         seconds = time.perf_counter() - started
@@ -158,7 +166,6 @@ def _loop(
                 f"planned for. Lower training.max_steps, or raise training.num_train_epochs.",
             )
         _validate(session, log)
-    session.save()
     result.steps, result.validation = state.step, list(state.validation)
     result.tokens, result.seconds = int(state.counters["tokens"]), float(state.counters["seconds"])
     return result

@@ -22,6 +22,7 @@ from .evaluate import Validation, evaluate
 from .metrics import StepMetrics, reset_peak_memory
 from .optim import Schedule, make_optimizer
 from .prepare import planned_steps, uses_bf16
+from .step import StepResult, update
 from .watch import Watch
 
 
@@ -39,6 +40,7 @@ class Session:
         bf16: whether the forward pass runs in bfloat16.
         total_steps: of the whole run.
         state: the place that was reached; it moves on with ``advance``.
+        whole: the weights are those of ``state``. They are not from the moment an update begins until ``advance``.
     """
 
     def __init__(self, config: TrainConfig, model: MambaLM, data: TrainingData, folder: Path | None) -> None:
@@ -54,26 +56,26 @@ class Session:
         self.schedule = Schedule(self.optimizer, config.training, self.total_steps)
         self.watch = Watch()
         self.state = TrainState(counters={"tokens": 0, "targets": 0, "skipped": 0, "seconds": 0.0})
+        self.whole = True
         self._saved_at: int | None = None
 
     def steps(self) -> Iterator[tuple[int, list[Batch], float, float]]:
-        """The steps that remain: epoch, micro-batches, when they were asked for, and how many seconds they took.
-
-        Documents that cannot be read end a run, not what it has reached: a checkpoint is written first.
-        """
+        """The steps that remain: epoch, micro-batches, when they were asked for, and how many seconds they took."""
         for epoch in range(self.state.epoch, self.config.training.num_train_epochs):
             with closing(self.data.steps(epoch, self.config.training.gradient_accumulation_steps)) as steps:
                 while self.state.step < self.total_steps:
                     started = time.perf_counter()
-                    try:
-                        batches = next(steps, None)
-                    except Exception:
-                        if self.state.step:
-                            self.save(or_go_on=True)
-                        raise
+                    batches = next(steps, None)
                     if batches is None:
                         break
                     yield epoch, batches, started, time.perf_counter() - started
+
+    def update(self, mean: StepResult) -> bool:
+        """Clip and take the optimiser's step. False where weights and optimiser stay as they were."""
+        self.whole = False
+        taken = update(self.model, self.optimizer, mean, self.config.training.max_grad_norm)
+        self.whole = not taken
+        return taken
 
     def advance(self, step: StepMetrics, batches: Sequence[Batch]) -> None:
         """Move the place behind this step."""
@@ -82,6 +84,7 @@ class Session:
         for name in state.counters:
             state.counters[name] += getattr(step, name)
         state.watch = self.watch.state_dict()
+        self.whole = True
 
     def validate(self) -> Validation | None:
         """The mean loss of the validation documents; None where they have no target, or this step has it already."""

@@ -19,7 +19,7 @@ from log_help import metrics
 from mamba_lab import cli
 from mamba_lab.log import log_once
 from mamba_lab.train_command import Lines, closing_lines
-from mamba_lab.training import TrainResult, read_metrics
+from mamba_lab.training import TrainResult, loop, read_metrics
 
 SETTINGS = """
 [data]
@@ -233,6 +233,65 @@ def test_out_of_memory_says_what_takes_less(
     line = one_line(capsys)
     assert "packing.rows=1" in line
     assert "gradient_checkpointing" not in line
+
+
+def test_out_of_memory_after_some_steps_says_how_to_go_on(
+    settings: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real, calls = loop.backward, [0]
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] in (3, 5):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(loop, "backward", fails)
+    assert run(settings) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line == (
+        "mamba-lab: memory does not suffice for this model and batch: CUDA out of memory. Tried to allocate 2.00 GiB. "
+        "Go on with --resume --set training.gradient_checkpointing=true (and the same --set as before)."
+    )
+    assert "OutOfMemoryError after step 2, which is saved." in caplog.text
+    assert Path("run/checkpoints/step-00000002").is_dir()
+    assert run(settings, "--resume", "--set", "training.gradient_checkpointing=true") == 1
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith(
+            "A smaller batch makes another run, which can start from the weights saved: --set model.from_pretrained=run, "
+            "half of packing.capacity, and another training.output_dir."
+        )
+    )
+    assert run(settings, "--resume", "--set", "training.gradient_checkpointing=true") == 0
+    assert [line["step"] for line in read_metrics("run")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (["packing.rows=4"], "packing.rows=1, and"),
+        (["packing.scheme=padded", "packing.rows=4", "packing.capacity=64"], "packing.max_tokens=128, and"),
+        (["packing.scheme=bucketed", "packing.max_tokens=3000"], "packing.max_tokens=2048, and"),
+        (["packing.scheme=bucketed"], "half of packing.capacity, and"),
+    ],
+)
+def test_what_makes_the_batch_smaller(
+    given: list[str], remedy: str, settings: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> TrainResult:
+        raise MemoryError
+
+    monkeypatch.setattr("mamba_lab.training.train", fails)
+    settings.write_text(settings.read_text().replace("capacity = 32", "capacity = 2048"))
+    assert run(settings, *(word for change in given for word in ("--set", change))) == 1
+    line = one_line(capsys)
+    assert "batch: out of memory. Try --set training.gradient_checkpointing=true or " in line
+    assert remedy in line
 
 
 def test_a_model_larger_than_the_memory(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
