@@ -157,6 +157,7 @@ def closing_lines(result: TrainResult, config: str) -> str:
 
 def _dry_run(config: TrainConfig) -> int:
     from mamba_lab.training.data import TrainingData
+    from mamba_lab.training.memory import require_training_fits
     from mamba_lab.training.prepare import make_model, pick_device, planned_steps
 
     device = pick_device(config.training.device)
@@ -166,6 +167,7 @@ def _dry_run(config: TrainConfig) -> int:
         data = TrainingData(config)
     finally:
         logger.setLevel(level)
+    require_training_fits(config, data.vocab_size, device)
     model = make_model(config.model, data.vocab_size)
     steps = data.steps(0, config.training.gradient_accumulation_steps)
     first = next(steps)

@@ -112,10 +112,15 @@ class PackingConfig(Section):
         """Positions that a micro-batch may have."""
         return self.max_tokens if self.max_tokens is not None else self.rows * self.capacity
 
+    @property
+    def width(self) -> int:
+        """Positions of a row of ``capacity`` tokens."""
+        multiple = self.pad_to_multiple_of or 1
+        return -(-self.capacity // multiple) * multiple
+
     @model_validator(mode="after")
     def _possible(self) -> PackingConfig:
-        multiple = self.pad_to_multiple_of or 1
-        if self.rows * -(-self.capacity // multiple) * multiple > INT32_MAX:
+        if self.rows * self.width > INT32_MAX:
             raise Problem(
                 "packing.capacity",
                 f"is {self.capacity} and packing.rows is {self.rows}: a micro-batch has at most {INT32_MAX} positions. "

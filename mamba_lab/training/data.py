@@ -18,6 +18,7 @@ from mamba_lab.log import log_once, logger
 from mamba_lab.tokenizer import Tokenizer
 
 from .documents import DataCounts, Sequences, prepare
+from .memory import require_batch_fits
 from .planned import Rows, dealt
 from .reading import read_corpus, read_tokenizer, stream_corpus
 from .schemes import make_scheme
@@ -68,6 +69,7 @@ class TrainingData:
         if self.rank >= self.world_size:
             raise ValueError(f"rank is {rank}, but world_size {world_size} has ranks 0 to {self.world_size - 1}.")
         self._config, packing = config, config.packing
+        require_batch_fits(packing, weighted=config.loss.weighting == "sequence")
         self.tokenizer: Tokenizer = read_tokenizer(config.data)
         self._training: Sequences | StreamedDocuments
         self._validation: Sequences | StreamedDocuments
@@ -190,7 +192,9 @@ class TrainingData:
             return
         if not len(held_out):
             return
-        plan = pack_best_fit(held_out.lengths, packing.capacity, overflow="split")
+        lengths = held_out.lengths
+        # No wider than all of them together, whatever padded batches are allowed.
+        plan = pack_best_fit(lengths, min(packing.capacity, int(lengths.sum())), overflow="split")
         rows = Rows(
             held_out,
             plan,

@@ -16,6 +16,7 @@ from mamba_lab.models import MambaLM
 from .config import TrainConfig
 from .data import TrainingData
 from .gradient_report import gradient_report
+from .memory import require_training_fits
 from .metrics import BatchCounts, StepMetrics, peak_memory_gib
 from .prepare import (
     make_model,
@@ -91,7 +92,9 @@ def train(
         seed_all(settings.seed)
         data = TrainingData(config, documents=documents)
         require_targets(data)
-        model = make_model(config.model, data.vocab_size) if model is None else model
+        if model is None:
+            require_training_fits(config, data.vocab_size, device)
+            model = make_model(config.model, data.vocab_size)
         require_vocabulary(model, data.vocab_size)
         session = Session(config, model.to(device).train(), data, run.path)
         if run.checkpoint is not None:

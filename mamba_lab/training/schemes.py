@@ -125,17 +125,21 @@ class Packed:
 
 
 def _require_filled(lengths: Any, packing: PackingConfig, world_size: int) -> None:
-    """Refuse rows that no document can reach, where they would cost memory. A few empty ones in a small trial do not.
+    """Refuse rows that no document can fill, where they would cost memory. A few empty ones in a small trial do not.
 
     Raises:
-        ValueError: naming ``packing.rows`` and how many rows there can be.
+        ValueError: naming ``packing.rows`` or ``packing.capacity`` and how much of it can be filled.
     """
     most = int((-(-lengths // packing.capacity)).sum())  # as many as if nothing were packed together
-    empty = packing.rows * world_size - most
-    if empty * packing.capacity > _EMPTY_POSITIONS:
+    if (packing.rows * world_size - most) * packing.width > _EMPTY_POSITIONS:
         raise ValueError(
             f"packing.rows is {packing.rows:,}, but all documents to train on fill at most {most:,} rows of "
             f"{packing.capacity:,} tokens: the others would be padding in every micro-batch. Take fewer rows."
+        )
+    if packing.capacity - (tokens := int(lengths.sum())) > _EMPTY_POSITIONS:
+        raise ValueError(
+            f"packing.capacity is {packing.capacity:,}, but all documents to train on have {tokens:,} tokens together: "
+            f"the rest would be padding in every row. Take a capacity of at most {tokens:,}."
         )
 
 

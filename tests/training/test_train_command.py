@@ -290,7 +290,9 @@ def test_what_makes_the_batch_smaller(
 
 def test_a_model_larger_than_the_memory(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(settings, "--set", "model.d_model=2147483647") == 1
-    assert one_line(capsys).startswith("memory does not suffice for this model and batch: ")
+    assert one_line(capsys).startswith("model.d_model is 2,147,483,647, model.expand 2, ")
+    assert run(settings, "--set", "model.d_model=2147483647", "--dry-run") == 1
+    assert one_line(capsys).startswith("model.d_model is 2,147,483,647, model.expand 2, ")
 
 
 def test_a_missing_library_is_one_line(
