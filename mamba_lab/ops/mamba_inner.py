@@ -17,7 +17,7 @@ from mamba_lab.batching.boundaries import Boundaries
 
 from ._arguments import Arguments
 from ._forward_mode import refuse_tangents
-from ._mamba_step import MambaStep
+from ._mamba_step import How, MambaStep
 from ._resolve import lacks, resolve
 from ._schemas import REGISTERED
 from .reference import wide_dtype
@@ -81,8 +81,8 @@ def mamba_inner(
         *(in_weight, in_bias, conv_weight, conv_bias, x_weight, dt_weight, dt_bias, A_log, D, out_weight, out_bias),
     )
     refuse_tangents("MambaMixer", hidden, *parameters)
-    cu_seqlens, order = boundaries.cu_seqlens.contiguous(), boundaries._schedule
-    return MambaStep.apply(hidden, *parameters, cu_seqlens, order, narrow_in, narrow, backends)
+    how = How(boundaries.cu_seqlens.contiguous(), boundaries._schedule, narrow_in, narrow, backends)
+    return MambaStep.apply(hidden, *parameters, how)
 
 
 def linear_dtype(weight: Tensor) -> torch.dtype:

@@ -284,7 +284,10 @@ def test_a_weight_is_cast_once_a_step() -> None:
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            if func is torch.ops.aten._to_copy.default and kwargs["dtype"] == torch.bfloat16:
+            # Below autograd a call of .to() is seen, and above it what becomes of it.
+            wanted = args[1] if func is torch.ops.aten.to.dtype else (kwargs or {}).get("dtype")
+            is_cast = func in (torch.ops.aten.to.dtype, torch.ops.aten._to_copy.default)
+            if is_cast and wanted == torch.bfloat16 != args[0].dtype:
                 cast.append(shapes.get(tuple(args[0].shape), ""))
             return func(*args, **(kwargs or {}))
 
