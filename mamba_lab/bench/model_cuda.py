@@ -171,10 +171,11 @@ def add(payload: dict[str, Any], package: str, name: str, precision: str, found:
 
 def prepared(step: Step, model: nn.Module, precision: str, batch: Pack) -> Callable[[], None]:
     """The step as a training loop makes it: gradients of its own."""
-    call = under(model, precision, batch.ids.device.type)
+    call, parameters = under(model, precision, batch.ids.device.type), list(model.parameters())
 
     def once() -> None:
-        model.zero_grad(set_to_none=True)
+        for parameter in parameters:  # as an optimiser does; Module.zero_grad looks for them first, in 3 ms
+            parameter.grad = None
         step(call, batch)
 
     return once
