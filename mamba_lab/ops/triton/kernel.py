@@ -57,5 +57,7 @@ def dense(x: Tensor | None) -> Tensor | None:
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[Any]:
-    """Triton launches on the current GPU, which need not be the tensors'."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    """Triton launches on the current GPU, which need not be the tensors'. Where it is, there is nothing to change."""
+    if not x.is_cuda or x.get_device() == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(x.device)
