@@ -18,6 +18,7 @@ from mamba_lab.log import log_once, logger
 from mamba_lab.tokenizer import Tokenizer
 
 from .documents import DataCounts, Sequences, prepare
+from .kinds import require_config, require_documents
 from .memory import require_batch_fits
 from .planned import Rows, dealt
 from .reading import read_corpus, read_tokenizer, stream_corpus
@@ -64,6 +65,8 @@ class TrainingData:
         world_size: int = 1,
         documents: Sequence[Document] | None = None,
     ) -> None:
+        require_config(config)
+        require_documents(documents)
         self.world_size = as_int(world_size, "world_size", minimum=1)
         self.rank = as_int(rank, "rank", minimum=0)
         if self.rank >= self.world_size:
@@ -164,9 +167,9 @@ class TrainingData:
         Raises:
             ValueError: no such state, or one of other data or settings; the message names each that differs.
         """
-        if not isinstance(state, Mapping) or any(key not in state for key in _KEYS):
+        theirs = state.get("settings") if isinstance(state, Mapping) else None
+        if not isinstance(theirs, Mapping) or any(key not in state for key in _KEYS):
             raise ValueError(f"state must be the stream_state of a batch from TrainingData, got {shown(state)}.")
-        theirs = state["settings"]
         names = dict.fromkeys((*self._settings, *theirs))
         wrong = [
             f"{_NAMES.get(name, name)} is {theirs.get(name)!r} in the state and {self._settings.get(name)!r} here"

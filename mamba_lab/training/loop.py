@@ -16,13 +16,13 @@ from mamba_lab.models import MambaLM
 from .config import TrainConfig
 from .data import TrainingData
 from .gradient_report import gradient_report
+from .kinds import require_config, require_documents, require_function, require_model
 from .memory import require_training_fits
 from .metrics import BatchCounts, StepMetrics, peak_memory_gib
 from .prepare import (
     make_model,
     pick_device,
     repeatable,
-    require_kinds,
     require_targets,
     require_vocabulary,
     seed_all,
@@ -85,7 +85,10 @@ def train(
         Exception: whatever ends a step, such as torch.OutOfMemoryError. A checkpoint of the last finished step is
             written first, where there is an output_dir, and the log says so.
     """
-    require_kinds(config, model)
+    require_config(config)
+    require_model(model)
+    require_documents(documents)
+    require_function(on_step, "on_step", "a step's StepMetrics")
     settings = config.training
     device = pick_device(settings.device)
     with open_run(settings.output_dir, resume=resume) as run, repeatable(settings.deterministic):

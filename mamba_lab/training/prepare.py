@@ -13,38 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from mamba_lab.log import logger
 from mamba_lab.models import MambaLM
 
 from .checkpoint import find_checkpoint
-from .config import TrainConfig
 from .manifest import MANIFEST
 
 if TYPE_CHECKING:
-    from .config import ModelConfig, TrainingConfig
+    from .config import ModelConfig, TrainConfig, TrainingConfig
     from .data import TrainingData
-
-
-def require_kinds(config: object, model: object) -> None:
-    """Refuse arguments of ``train`` that are something else than it takes.
-
-    Args:
-        model: may be None, or in a wrapper that hands its attributes on, such as that of ``torch.compile`` or PEFT.
-
-    Raises:
-        ValueError: naming the argument, what it is, and how to make one.
-    """
-    if not isinstance(config, TrainConfig):
-        raise ValueError(
-            f"config must be a TrainConfig, got {type(config).__name__}. Make one of a dictionary with "
-            f"TrainConfig(**values), of a file with TrainConfig.from_toml(path)."
-        )
-    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
-    own = next((part for part in parts if isinstance(part, MambaLM)), None)
-    if model is not None and (own is None or getattr(model, "config", None) is not own.config):
-        raise ValueError(
-            f"model must be a MambaLM, got {type(model).__name__}. Make one with MambaLM(config); for one that is on "
-            f'disk leave model out and name its folder in TrainConfig(model={{"from_pretrained": folder}}).'
-        )
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -166,7 +143,7 @@ def weights_in(source: str) -> str:
 def planned_steps(config: TrainConfig, data: TrainingData) -> int:
     """How many steps the run has: those of all epochs, or ``max_steps`` if that is less.
 
-    The last step of an epoch takes the micro-batches that remain.
+    The last step of an epoch takes the micro-batches that remain. Fewer than ``max_steps`` are said in the log.
 
     Raises:
         ValueError: it is not known in advance and ``max_steps`` does not say.
@@ -184,7 +161,15 @@ def planned_steps(config: TrainConfig, data: TrainingData) -> int:
                 )
             return training.max_steps
         total += math.ceil(batches / training.gradient_accumulation_steps)
-    return total if training.max_steps is None else min(total, training.max_steps)
+    if training.max_steps is None:
+        return total
+    if total < training.max_steps:
+        epochs = "1 epoch" if training.num_train_epochs == 1 else f"{training.num_train_epochs:,} epochs"
+        logger.warning(
+            f"the documents give {total:,} steps in {epochs}, and training.max_steps asks for {training.max_steps:,}: "
+            f"the run ends after {total:,}. Raise training.num_train_epochs."
+        )
+    return min(total, training.max_steps)
 
 
 def write_settings(config: TrainConfig, path: Path) -> None:

@@ -6,7 +6,7 @@ next row. Series lie end to end in a batch, and ``Boundaries`` keeps them apart,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -21,7 +21,9 @@ from mamba_lab.models import MambaConfig
 from mamba_lab.models.initialise import initialise
 from mamba_lab.models.mamba import MambaBlock
 from mamba_lab.models.norm import LayerNorm, RMSNorm
+from mamba_lab.ops.backends import NAMES
 
+from .kinds import require_function
 from .loss import Loss
 
 Series: TypeAlias = "np.ndarray[Any, Any] | Tensor | Sequence[Sequence[float]]"
@@ -49,6 +51,10 @@ class MambaRegressor(nn.Module):
         self, config: MambaConfig, n_features: int, n_outputs: int | None = None, *, backend: str = "auto"
     ) -> None:
         super().__init__()
+        if not isinstance(config, MambaConfig):
+            raise ValueError(f"config must be a MambaConfig, got {type(config).__name__}. Use MambaConfig.from_dict.")
+        if backend != "auto" and backend not in NAMES:
+            raise ValueError(f"backend must be 'auto' or one of {', '.join(NAMES)}, got {backend!r}.")
         self.n_features = as_int(n_features, "n_features", minimum=1)
         self.n_outputs = self.n_features if n_outputs is None else as_int(n_outputs, "n_outputs", minimum=1)
         self.in_layer = nn.Linear(self.n_features, config.d_model)
@@ -67,10 +73,20 @@ class MambaRegressor(nn.Module):
         Raises:
             ValueError: another shape, or boundaries of another number of positions.
         """
-        if inputs.dim() != 2 or inputs.shape[1] != self.n_features:
+        if not isinstance(inputs, Tensor) or not isinstance(boundaries, Boundaries):
+            raise ValueError(
+                f"inputs must be a tensor and boundaries Boundaries, got {type(inputs).__name__} and "
+                f"{type(boundaries).__name__}. pack_series makes both."
+            )
+        if inputs.dim() != 2:
             raise ValueError(
                 f"inputs must be [T, {self.n_features}], got {list(inputs.shape)}. Lay series end to end with "
                 f"pack_series."
+            )
+        if inputs.shape[1] != self.n_features:
+            raise ValueError(
+                f"inputs must be [T, {self.n_features}], got {list(inputs.shape)}. Build the model with "
+                f"n_features={inputs.shape[1]}, or give series of {self.n_features}."
             )
         if boundaries.n_tokens != inputs.shape[0]:
             raise ValueError(f"boundaries cover {boundaries.n_tokens} positions, inputs has {inputs.shape[0]}.")
@@ -123,13 +139,16 @@ def pack_series(
             its last position has none.
 
     Raises:
-        ValueError: a series that is not [n, F], one of another F, targets of another length, a number that is not
-            finite.
+        ValueError: no list of series, a series that is not [n, F], one of another F, targets of another length, an
+            index that no series has, a number that is not finite.
     """
-    chosen = range(len(series)) if indices is None else [as_int(i, "indices", minimum=0) for i in indices]
+    n = _count(series, "series")
+    chosen = range(n) if indices is None else [as_int(i, "indices", minimum=0) for i in indices]
     if not chosen:
         raise ValueError("series is empty: there is nothing to pack. Give at least one.")
-    if targets is not None and len(targets) != len(series):
+    if (last := max(chosen)) >= n:
+        raise ValueError(f"indices has {last}, but there are {n} series, 0 to {n - 1}.")
+    if targets is not None and _count(targets, "targets") != n:
         raise ValueError(f"targets has {len(targets)} entries and series {len(series)}: one for each is needed.")
     rows = [_as_rows(series[i], f"series[{i}]") for i in chosen]
     _require_equal_width(rows, chosen, "series")
@@ -153,21 +172,26 @@ def pack_series(
 
 
 def series_batches(
-    series: Sequence[Series], capacity: int, *, targets: Sequence[Series] | None = None
+    series: Sequence[Series], capacity: int, *, targets: Sequence[Series] | None = None, name: str = "series"
 ) -> list[SeriesBatch]:
-    """All series in batches of at most ``capacity`` positions; none is cut.
+    """All series in batches of at most ``capacity`` positions; none is cut, none is left out.
+
+    Args:
+        name: what errors call them.
 
     Raises:
         ValueError: a series longer than ``capacity``, or as for ``pack_series``.
     """
-    lengths = [len(one) for one in series]
+    rows = [_as_rows(series[i], f"{name}[{i}]") for i in range(_count(series, name))]
+    _require_equal_width(rows, range(len(rows)), name)
+    lengths = [len(row) for row in rows]
     if longer := [number for number, length in enumerate(lengths) if length > as_int(capacity, "capacity", minimum=1)]:
         raise ValueError(
-            f"series[{longer[0]}] has {lengths[longer[0]]} positions, above the capacity {capacity}. Raise it to at "
+            f"{name}[{longer[0]}] has {lengths[longer[0]]} positions, above the capacity {capacity}. Raise it to at "
             f"least {max(lengths)}, or cut long series before."
         )
     plan = pack_greedy(lengths, capacity, buffer_size=max(len(lengths), 1))
-    return [pack_series(series, indices=[piece[0] for piece in pieces], targets=targets) for pieces in plan.bins()]
+    return [pack_series(rows, indices=[piece[0] for piece in pieces], targets=targets) for pieces in plan.bins()]
 
 
 def regression_loss(distance: str | Distance = "mse", regulariser: Callable[[nn.Module], Tensor] | None = None) -> Loss:
@@ -186,6 +210,7 @@ def regression_loss(distance: str | Distance = "mse", regulariser: Callable[[nn.
             f"distance must be one of {', '.join(map(repr, DISTANCES))} or a function of (prediction, target), got "
             f"{shown(distance)}."
         )
+    require_function(regulariser, "regulariser", "the model")
     function = distance if callable(distance) else DISTANCES[distance]
 
     def loss(model: nn.Module, batch: SeriesBatch) -> tuple[Tensor, Tensor]:
@@ -198,18 +223,37 @@ def regression_loss(distance: str | Distance = "mse", regulariser: Callable[[nn.
         with torch.autocast(prediction.device.type, enabled=False):
             apart = function(prediction.float()[batch.counted], batch.targets[batch.counted])
         n = int(batch.counted.sum())
-        if apart.shape[:1] != (n,) or apart.dim() > 2:
+        if not isinstance(apart, Tensor) or apart.shape[:1] != (n,) or apart.dim() > 2:
+            got = list(apart.shape) if isinstance(apart, Tensor) else shown(apart)
             raise ValueError(
                 f"distance must give a loss for each entry [{n}, {batch.targets.shape[1]}] or each position [{n}], "
-                f"got {list(apart.shape)}. Leave the reduction out."
+                f"got {got}. Leave the reduction out."
             )
         each = apart.mean(1) if apart.dim() == 2 else apart
         weight = batch.counted.sum().float()
         total = each.sum()
         # The step divides by the weights of all its pieces: so the regulariser counts once, however many there are.
-        return (total if regulariser is None else total + regulariser(model) * weight), weight
+        return (total if regulariser is None else total + _scalar(regulariser(model)) * weight), weight
 
     return loss
+
+
+def _scalar(value: Any) -> Any:
+    if (isinstance(value, Tensor) and not value.dim()) or isinstance(value, int | float):
+        return value
+    got = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else shown(value)
+    raise ValueError(f"regulariser must give a scalar, got {got}. Add its entries up.")
+
+
+def _count(values: Any, name: str) -> int:
+    """How many there are in a list, or in an array that has an axis for them."""
+    if (
+        isinstance(values, str | bytes | Mapping)
+        or not hasattr(values, "__getitem__")
+        or not hasattr(values, "__len__")
+    ):
+        raise ValueError(f"{name} must be a list of arrays [n, F], got {shown(values)}.")
+    return len(values)
 
 
 def _as_rows(values: Series, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mamba_lab.batching._epoch import permutation
 
 from .evaluate import evaluate
+from .kinds import require_training
 from .optim import Schedule, make_optimizer
 from .prepare import pick_device, uses_bf16
 from .regression import Distance, MambaRegressor, Series, regression_loss, series_batches
@@ -60,14 +61,24 @@ def train_regressor(
         validation: series to validate on, with their next rows as targets.
 
     Raises:
-        ValueError: as for ``series_batches``; validation series beside own targets.
+        ValueError: as for ``series_batches`` and ``regression_loss``; an argument of another kind; no series;
+            validation series beside own targets.
     """
-    if targets is not None and validation:
+    if not isinstance(model, MambaRegressor):
+        raise ValueError(
+            f"model must be a MambaRegressor, got {type(model).__name__}. Make one with MambaRegressor(config, "
+            f"n_features)."
+        )
+    require_training(training)
+    loss, plain = regression_loss(distance, regulariser), regression_loss(distance)
+    batches = series_batches(series, capacity, targets=targets)
+    held_out = series_batches(validation, capacity, name="validation")
+    if not batches:
+        raise ValueError("series is empty: there is nothing to train on. Give at least one.")
+    if targets is not None and held_out:
         raise ValueError("validation series have their next rows as targets, so they cannot go with own targets.")
     device = pick_device(training.device)
     bf16 = uses_bf16(training, device)
-    batches = series_batches(series, capacity, targets=targets)
-    held_out = series_batches(validation, capacity) if validation else []
     together = training.gradient_accumulation_steps
     per_epoch = -(-len(batches) // together)
     total = per_epoch * training.num_train_epochs
@@ -75,7 +86,6 @@ def train_regressor(
     model.to(device).train()
     optimizer = make_optimizer(model, training)
     schedule = Schedule(optimizer, training, total)
-    loss, plain = regression_loss(distance, regulariser), regression_loss(distance)
     result = RegressionResult()
     order: list[int] = []
     for step in range(total):

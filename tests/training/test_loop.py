@@ -358,6 +358,11 @@ def test_what_does_not_fit_is_named(settings: Callable[..., TrainConfig], monkey
             {"model": "runs/first"},
             r'^model must be a MambaLM, got str\. .* TrainConfig\(model=\{"from_pretrained": folder',
         ),
+        (
+            {"documents": "my.jsonl"},
+            r"^documents must be a list of Document\(.*\), got 'my.jsonl'\. A file or a",
+        ),
+        ({"on_step": 5}, r"^on_step must be a function of a step's StepMetrics, or None, got 5\.$"),
     ],
 )
 def test_an_argument_of_another_kind_is_named(
@@ -433,6 +438,21 @@ def test_the_last_step_of_an_epoch_has_what_remains(settings: Callable[..., Trai
     assert result.steps == planned_steps(chosen, data) == 2 * -(-data.micro_batches(0) // 4)
     assert result.history[-1].seconds_left == 0
     assert sum(step.targets for step in result.history) == 2 * data.counts.training_targets
+
+
+def test_fewer_steps_than_asked_for_are_said_at_the_start(
+    settings: Callable[..., TrainConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    for epochs, text, asked in ((1, "1 epoch", 600), (2, "2 epochs", 600), (2, "", 3)):
+        caplog.clear()
+        chosen = settings(training={"max_steps": asked, "num_train_epochs": epochs})
+        steps = planned_steps(chosen, TrainingData(chosen, documents=documents()))
+        said = [message for message in caplog.messages if "max_steps" in message]
+        wanted = (
+            f"the documents give {steps} steps in {text}, and training.max_steps asks for 600: the run ends after "
+            f"{steps}. Raise training.num_train_epochs."
+        )
+        assert said == ([wanted] if text else [])
 
 
 def test_the_loop_clips(settings: Callable[..., TrainConfig]) -> None:

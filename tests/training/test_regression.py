@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loop_help import gradient_of
 
 from mamba_lab.models import MambaConfig
-from mamba_lab.training.config import TrainingConfig
+from mamba_lab.training.config import TrainConfig, TrainingConfig
 from mamba_lab.training.evaluate import evaluate
 from mamba_lab.training.regression import (
     DISTANCES,
@@ -239,3 +239,57 @@ def test_bad_arguments_are_refused() -> None:
         model()(torch.zeros(6, 2), pack_series(series).boundaries)
     with pytest.raises(ValueError, match="n_features must be at least 1"):
         model(0)
+
+
+TWO = some_series([5, 7])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"model": {"d_model": 8}},
+            r"^model must be a MambaRegressor, got dict\. Make one with MambaRegressor",
+        ),
+        ({"training": {"max_steps": 2}}, r"^training must be a TrainingConfig, got dict\. Make one with TrainingC"),
+        ({"training": TrainConfig()}, r"^training must be a TrainingConfig, got TrainConfig\. Pass config\."),
+        ({"series": {"a": TWO[0]}}, r"^series must be a list of arrays \[n, F\], got \{'a'"),
+        ({"series": "abc"}, r"^series must be a list of arrays \[n, F\], got 'abc'\.$"),
+        ({"series": None}, r"^series must be a list of arrays \[n, F\], got None\.$"),
+        ({"series": iter(TWO)}, r"^series must be a list of arrays"),
+        ({"series": []}, r"^series is empty: there is nothing to train on\."),
+        ({"series": [1.0, 2.0]}, r"^series\[0\] must be \[n, F\] with n of at least 1, got \[\]"),
+        ({"series": [TWO[0], np.zeros((0, 2))]}, r"^series\[1\] must be \[n, F\] with n of at least 1, got \[0, 2\]"),
+        ({"series": [TWO[0], np.zeros((3, 4))]}, r"^series\[1\] has 4 features, series\[0\] has 2"),
+        (
+            {"series": some_series([5], 3)},
+            r"^inputs must be \[T, 2\], got \[5, 3\]\. Build the model with n_f",
+        ),
+        ({"validation": {0: TWO[0]}}, r"^validation must be a list of arrays"),
+        ({"validation": [np.zeros((9, 2))]}, r"^validation\[0\] has 9 positions, above the capacity 8\."),
+        ({"validation": TWO, "targets": TWO}, r"^validation series have their next rows as targets"),
+        ({"targets": {0: TWO[0], 1: TWO[1]}}, r"^targets must be a list of arrays"),
+        ({"targets": 5}, r"^targets must be a list of arrays"),
+        ({"regulariser": 0.1}, r"^regulariser must be a function of the model, or None, got 0\.1\.$"),
+        ({"regulariser": lambda m: m.in_layer.weight}, r"^regulariser must give a scalar, got a tensor \[16, 2\]\."),
+        ({"regulariser": lambda _: None}, r"^regulariser must give a scalar, got None\."),
+        ({"distance": lambda p, t: 1.0}, r"^distance must give a loss for each entry \[10, 2\] or .* got 1\.0\."),
+    ],
+)
+def test_an_argument_of_another_kind_is_named(given: dict[str, Any], message: str) -> None:
+    own: dict[str, Any] = {"model": model(), "series": TWO, "training": TrainingConfig(max_steps=2, device="cpu")}
+    with pytest.raises(ValueError, match=message):
+        train_regressor(**(own | given), capacity=12 if "distance" in given else 8)
+
+
+def test_a_regressor_of_another_kind() -> None:
+    given: Any = {"d_model": 8}
+    with pytest.raises(ValueError, match=r"^config must be a MambaConfig, got dict\. Use MambaConfig\.from_dict\.$"):
+        MambaRegressor(given, 2)
+    with pytest.raises(ValueError, match=r"^backend must be 'auto' or one of reference, cpu, triton, cuda, got 'gpu'"):
+        model(backend="gpu")
+    given = TWO[0]
+    with pytest.raises(ValueError, match=r"^inputs must be a tensor and boundaries Boundaries, got ndarray and None"):
+        model()(given, None)
+    with pytest.raises(ValueError, match=r"^indices has 5, but there are 2 series, 0 to 1\.$"):
+        pack_series(TWO, indices=[1, 5])

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from mamba_lab.corpus import load_corpus
 from mamba_lab.training import sequence_maker
-from mamba_lab.training.config import ConfigError
+from mamba_lab.training.config import ConfigError, TrainingConfig
+from mamba_lab.training.data import TrainingData
 from mamba_lab.training.documents import validation_numbers
 
 __all__ = ["settings"]
@@ -342,3 +343,22 @@ def test_ranks_and_schemes_that_cannot_be(settings: Settings) -> None:
         settings.data(texts([5]), rank=2, world_size=2)
     with pytest.raises(ConfigError):
         settings.data(texts([5]), data={"streaming": True}, training={"max_steps": 1}, packing={"scheme": "fixed"})
+
+
+@pytest.mark.parametrize("value", [{"training": {"max_steps": 1}}, None, "my.toml", TrainingConfig()])
+def test_settings_of_another_kind(value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"^config must be a TrainConfig, got {type(value).__name__}\. Make one of a"):
+        TrainingData(value, documents=texts([5]))
+
+
+@pytest.mark.parametrize("value", ["some text", b"", Path("my.jsonl"), {"text": "a"}, 5])
+def test_documents_of_another_kind(settings: Settings, value: Any) -> None:
+    with pytest.raises(ValueError, match=r"^documents must be a list of Document\(text, id, source\), got "):
+        settings.data(value)
+
+
+@pytest.mark.parametrize("state", [5, {}, {"settings": {}}, dict.fromkeys(["epoch", "place", "part", "batches"], 0)])
+def test_a_state_of_another_kind(settings: Settings, state: Any) -> None:
+    for value in (state, {**state, "settings": 5} if isinstance(state, dict) else None):
+        with pytest.raises(ValueError, match=r"^state must be the stream_state of a batch from TrainingData, got "):
+            settings.data(texts([5])).load_state_dict(value)
