@@ -27,10 +27,21 @@ else:
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-OWNERS = {
-    module: {canonicalize_name(owner) for owner in owners}
-    for module, owners in metadata.packages_distributions().items()
-}
+
+
+def _owners() -> dict[str, set[str]]:
+    """From a module to the distributions that bring it. ``packages_distributions`` of Python 3.10 misses those that have
+    no ``top_level.txt``."""
+    found: dict[str, set[str]] = {}
+    for distribution in metadata.distributions():
+        tops = {file.parts[0] for file in distribution.files or () if file.suffix in (".py", ".so", ".pyd")}
+        named = (distribution.read_text("top_level.txt") or "").split()
+        for top in {top.partition(".")[0] for top in tops} | set(named):
+            found.setdefault(top, set()).add(canonicalize_name(distribution.metadata["Name"]))
+    return found
+
+
+OWNERS = _owners()
 
 CORE = ["mamba_lab", "mamba_lab.ops", "mamba_lab.batching", "mamba_lab.models", "mamba_lab.lengths"]
 CORE += ["mamba_lab.models.tiny", "mamba_lab.models.checkpoint", "mamba_lab.models.generate"]

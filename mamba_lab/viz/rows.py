@@ -253,6 +253,7 @@ class Painter:
             [ys[0], *ys, ys[-1]],
             color=CARD,
             linewidth=0,
+            linestyle="-",  # a line of no width with dashes is an error in matplotlib 3.10
             zorder=3,
         )
         self.ax.plot(xs, ys, color=INK, linewidth=1.1, linestyle="-", zorder=4, clip_on=False)

@@ -89,8 +89,10 @@ def test_the_stored_picture_is_current(tmp_path: Path) -> None:
     assert stored.size == fresh.size
     assert stored.width == 2000
     assert 600 <= stored.height <= 800
-    # Fonts come with matplotlib, whose releases place glyphs a little differently.
-    assert np.abs(np.asarray(stored, dtype=int) - np.asarray(fresh, dtype=int)).mean() < 4
+    # Releases of matplotlib draw and place glyphs differently, by some points: so blocks of 8 x 8 are compared.
+    coarse = (stored.width // 8, stored.height // 8)
+    pixels = [np.asarray(image.resize(coarse, Image.Resampling.BOX), dtype=int) for image in (stored, fresh)]
+    assert np.abs(pixels[0] - pixels[1]).mean() < 3
 
 
 @pytest.mark.parametrize("name", SCHEMES)
