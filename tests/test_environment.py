@@ -30,8 +30,10 @@ EXTRAS = PROJECT["optional-dependencies"]
 
 
 def _owners() -> dict[str, set[str]]:
-    """From a module to the distributions that bring it. ``packages_distributions`` of Python 3.10 misses those that have
-    no ``top_level.txt``."""
+    """From a module to the distributions that bring it.
+
+    ``packages_distributions`` of Python 3.10 misses those that have no ``top_level.txt``.
+    """
     found: dict[str, set[str]] = {}
     for distribution in metadata.distributions():
         tops = {file.parts[0] for file in distribution.files or () if file.suffix in (".py", ".so", ".pyd")}
