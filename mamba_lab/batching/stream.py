@@ -8,38 +8,23 @@ beside them. What a checkpoint stores is where on the table it stopped: a few nu
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ._checks import INT32_MAX, IntsLike, as_int, as_lengths, as_share, as_token_id, shown
 from ._epoch import permutation
-from ._stream_batch import Made, Taught, collate_bins, require_right_targets, require_targets
-from ._stream_buffer import (
-    PACKERS,
-    Bin,
-    Buffer,
-    BufferSettings,
-    MakeTargets,
-    MakeWeights,
-    Packer,
-    Tokenize,
-    count_bins,
-    make_buffers,
-)
+from ._stream_buffer import PACKERS, BufferSettings, MakeTargets, MakeWeights, Packer, Tokenize, count_bins
+from ._stream_epoch import Epochs, Item
 from ._stream_source import Source
 from ._stream_state import from_state, start_of_epoch, to_state
-from ._stream_steps import Position, StreamCounts, make_steps
+from ._stream_steps import Position, StreamCounts
 from ._stream_threads import Background, Stop
 from .batch import Batch
 from .packing import OVERFLOWS
-
-# A batch, the place after it, and all that was counted by then. No batch: the end of the epoch.
-Item: TypeAlias = "tuple[Batch | None, Position, StreamCounts]"
 
 
 class PackedStream(torch.utils.data.IterableDataset[Batch]):
@@ -167,6 +152,19 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             weights=weights,
         )
         self._source = Source(documents)
+        self._epochs = Epochs(
+            source=self._source,
+            buffer=self._buffer,
+            shuffle=shuffle,
+            seed=self.seed,
+            rows=self.rows,
+            width=self.width,
+            rank=self.rank,
+            pad_id=self.pad_id,
+            pad_to_multiple_of=self._multiple,
+            check_batches=self.check_batches,
+            min_target_share=self.min_target_share,
+        )
         self._settings: dict[str, Any] = {
             "documents": self._source.size,
             "capacity": self.capacity,
@@ -206,9 +204,9 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
         self._counts = position.counts
         items: Generator[Item, None, None] | Background[Item]
         if self._buffer.workers:
-            items = Background(lambda: self._items(epoch, position, stop), self.prefetch, stop)
+            items = Background(lambda: self._epochs.items(epoch, position, stop), self.prefetch, stop)
         else:
-            items = self._items(epoch, position, stop)
+            items = self._epochs.items(epoch, position, stop)
         try:
             for batch, after, self._counts in items:
                 if self._restored is position:  # kept until something came: a failed first step can be tried again
@@ -285,51 +283,5 @@ class PackedStream(torch.utils.data.IterableDataset[Batch]):
             if len(host) != self._source.size:
                 raise ValueError(f"lengths has {len(host)} entries, but there are {self._source.size} documents.")
             if self.shuffle:
-                host = host[permutation(self._order(epoch), len(host))]
+                host = host[permutation(self._epochs.order(epoch), len(host))]
         return -(-count_bins(host, self._buffer) // (self.rows * self.world_size))
-
-    def _order(self, epoch: int) -> np.random.PCG64:
-        return np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
-
-    def _items(self, epoch: int, position: Position, stop: Stop) -> Generator[Item, None, None]:
-        """Batches with the places after them; the first few only when all of them were checked."""
-        held: list[tuple[Made, Position, StreamCounts]] = []
-        unchecked, taught = self.check_batches, Taught()
-        from_start = position == start_of_epoch(self.world_size)
-        with closing(self._buffers(epoch, position.document, stop)) as buffers:
-            steps = make_steps(buffers, position, rows=self.rows, capacity=self.capacity, width=self.width)
-            for step in steps:
-                stop.check()
-                if step.ranks is not None:
-                    made = self._collate(step.ranks[self.rank])
-                    held.append((made, step.after, step.counts))
-                    if unchecked:
-                        taught.add(step.ranks)
-                if len(held) < unchecked and step.ranks is not None:
-                    continue
-                if unchecked and held:
-                    require_right_targets([made for made, _, _ in held], taught, self.pad_id, self.rank)
-                    whole = from_start and taught.steps == self.check_batches
-                    require_targets(taught, self.min_target_share, whole=whole)
-                    unchecked = 0
-                for (batch, _), after, counts in held:
-                    yield batch, after, counts
-                held.clear()
-                if step.ranks is None:
-                    yield None, step.after, step.counts
-
-    def _collate(self, bins: list[Bin]) -> Made:
-        weighted = self._buffer.weights is not None
-        return collate_bins(bins, self.capacity, self.pad_id, self._multiple, weighted=weighted)
-
-    def _buffers(self, epoch: int, document: int, stop: Stop) -> Generator[Buffer, None, None] | Background[Buffer]:
-        def bits(buffer: int) -> np.random.PCG64:
-            return np.random.PCG64(np.random.SeedSequence([self.seed, epoch], spawn_key=(buffer,)))
-
-        def make() -> Generator[Buffer, None, None]:
-            order = self._order(epoch) if self.shuffle else None
-            documents = self._source.read(document, order, stop)
-            return make_buffers(documents, document, self._buffer, bits if self.shuffle else None, stop)
-
-        # One buffer ahead: the next is read and tokenised while this one's batches are made and waited for.
-        return Background(make, 1, stop) if self._buffer.workers else make()

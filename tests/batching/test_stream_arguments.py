@@ -9,7 +9,7 @@ import pytest
 import torch
 from stream_help import PAD, corpus, pieces, some_lengths, stream
 
-from mamba_lab.batching import PackedStream
+from mamba_lab.batching import PackedStream, _stream_epoch
 
 
 @pytest.mark.parametrize(
@@ -222,3 +222,17 @@ def test_a_source_that_gives_fewer_documents_than_before(caplog: pytest.LogCaptu
     documents.pop()
     assert len(list(one)) == 10
     assert "documents gave 11 documents before and 10 now" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_do_not_fit_in_memory(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise MemoryError("Unable to allocate 15.3 GiB for an array with shape (2048000000,) and data type int64")
+
+    monkeypatch.setattr(_stream_epoch, "collate_bins", no_room)
+    with pytest.raises(MemoryError) as caught:
+        list(stream(corpus([5, 9]), 2048, rows=1_000, pad_to_multiple_of=5, workers=workers))
+    assert str(caught.value) == (
+        "a batch of rows * capacity = 1,000 * 2,050 positions does not fit in memory: its ids and targets take 0.0 "
+        "GiB. Use fewer rows or a smaller capacity."
+    )
