@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 16
 _OWN = "your own lengths"
 _EXAMPLE = "the running example"
+IN_A_NOTEBOOK = "A widget with controls stands here in a running notebook."
 
 
 def paint(
@@ -146,7 +147,13 @@ def boxed(
     update()
     for control in controls.values():
         control.observe(update, names="value")
-    box = w.VBox([*controls.values(), text, image])
+
+    class Box(w.VBox):
+        def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+            # Where no widget can be shown, as on a page, a reader gets a sentence in place of "VBox(children=...".
+            return {**super()._repr_mimebundle_(**options), "text/plain": IN_A_NOTEBOOK}
+
+    box = Box([*controls.values(), text, image])
     box.parts = {**controls, "image": image, "text": text}
     return box
 

@@ -85,6 +85,12 @@ def test_sliders_change_picture_and_text() -> None:
     assert "leaks" in after[1]
 
 
+def test_a_page_without_widgets_gets_a_sentence() -> None:
+    shown = batch_painter()._repr_mimebundle_()
+    assert shown["text/plain"] == "A widget with controls stands here in a running notebook."
+    assert "application/vnd.jupyter.widget-view+json" in shown
+
+
 def test_only_the_numbers_a_scheme_uses_can_be_moved() -> None:
     parts = batch_painter().parts
     for name, scheme in SCHEMES.items():
