@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mamba_lab.log import logger
+
 if TYPE_CHECKING:
     from .config import TrainConfig
     from .metrics import StepMetrics
@@ -92,7 +94,13 @@ class Bar:
 
 
 class Board:
-    """TensorBoard's event files, in ``folder``/tensorboard. Points after ``after_step`` are taken back."""
+    """TensorBoard's event files, in ``folder``/tensorboard. Points after ``after_step`` are taken back.
+
+    A disk that becomes full does not end a run: from then on there are no more points, and that is said.
+
+    Raises:
+        ValueError: TensorBoard is missing, or its folder cannot be written.
+    """
 
     def __init__(self, folder: Path, after_step: int, config: TrainConfig) -> None:
         try:
@@ -102,9 +110,16 @@ class Board:
                 f"logging.tensorboard is true, but the package {error.name} is missing: pip install 'mamba-lab[train]'."
             ) from error
 
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1)
+        self._folder = folder / "tensorboard"
         text = "".join(f"    {line}\n" for line in config.to_toml().splitlines())
-        self._writer.add_text("settings", text, after_step)
+        try:
+            self._writer: Any = SummaryWriter(str(self._folder), purge_step=after_step + 1)
+            self._writer.add_text("settings", text, after_step)
+        except OSError as error:
+            raise ValueError(
+                f"logging.tensorboard is true, but {self._folder} cannot be written: {error.strerror or error}. Free "
+                f"space, or set it to false."
+            ) from error
 
     def step(self, metrics: StepMetrics) -> None:
         values = metrics.to_dict()
@@ -115,12 +130,25 @@ class Board:
 
     def scalars(self, group: str, values: Mapping[str, Any], step: int) -> None:
         """A point on each curve. What is None has none."""
-        for name, value in values.items():
-            if value is not None:
-                self._writer.add_scalar(f"{group}/{name}", float(value), step)
+        with self._going_on():
+            for name, value in values.items():
+                if value is not None and self._writer is not None:
+                    self._writer.add_scalar(f"{group}/{name}", float(value), step)
 
     def close(self) -> None:
-        self._writer.close()
+        with self._going_on():
+            if self._writer is not None:
+                self._writer.close()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:  # of now, or of its own thread some points ago
+            self._writer = None
+            logger.warning(
+                "%s cannot be written (%s): training goes on without it", self._folder, error.strerror or error
+            )
 
 
 def _clock(seconds: float) -> str:

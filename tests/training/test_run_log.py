@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -247,3 +248,31 @@ def test_every_line_is_strict_json(tmp_path: Path) -> None:
     (line,) = read_metrics(tmp_path, "warning")
     assert line == {"kind": "warning", "format": 1, "step": 1, "text": text, "x": [1.0, None], "y": {"z": None}}
     assert "NaN" not in (tmp_path / METRICS).read_text()
+
+
+@pytest.mark.parametrize("place", ["add_scalar", "close"])
+def test_a_disk_that_becomes_full_under_tensorboard_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with RunLog(config(tensorboard=True), tmp_path, 4) as log:
+        monkeypatch.setattr(tensorboard.SummaryWriter, place, full)
+        for step in (1, 2):
+            log.step(metrics(step))
+        log.validation(2, 1.5)
+    said = [message for message in caplog.messages if "tensorboard" in message]
+    assert said == [f"{tmp_path}/tensorboard cannot be written (No space left on device): training goes on without it"]
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_a_folder_that_tensorboard_cannot_write_is_named_at_the_start(tmp_path: Path) -> None:
+    pytest.importorskip("torch.utils.tensorboard")
+    (tmp_path / "tensorboard").write_text("in the way")
+    with pytest.raises(
+        ValueError, match=r"^logging\.tensorboard is true, but .*/tensorboard cannot be written: .*exists"
+    ):
+        RunLog(config(tensorboard=True), tmp_path, 4)
