@@ -15,16 +15,20 @@ PACKS = {"capacity": 96, "rows": 2, "buffer_size": 16, "workers": 0}
 
 
 @pytest.mark.parametrize(
-    ("bf16", "rel", "more"),
+    ("bf16", "rel", "graphs", "more"),
     [
-        (False, 1e-5, {}),
-        (False, 1e-5, {"gradient_checkpointing": True}),
+        (False, 1e-5, 2, {}),
+        # One more: PyTorch 2.11 takes a number in a checkpointed block, here the longest sequence, for a constant until
+        # it has seen another, and the first two batches may share it.
+        (False, 1e-5, 3, {"gradient_checkpointing": True}),
         # Rounded at other places: a compiler joins what stands apart, and rounds at the end.
-        (True, 1e-2, {"gradient_accumulation_steps": 2}),
+        (True, 1e-2, 2, {"gradient_accumulation_steps": 2}),
     ],
     ids=["float32", "checkpointing", "bfloat16"],
 )
-def test_packs_are_compiled_for_twice_at_most(tmp_path: Path, bf16: bool, rel: float, more: dict[str, Any]) -> None:
+def test_packs_are_compiled_for_a_few_times_at_most(
+    tmp_path: Path, bf16: bool, rel: float, graphs: int, more: dict[str, Any]
+) -> None:
     found = both(
         tmp_path,
         packing=PACKS,
@@ -33,6 +37,6 @@ def test_packs_are_compiled_for_twice_at_most(tmp_path: Path, bf16: bool, rel: f
     )
     assert found.shapes >= 5
     assert len(found.graphs) >= 8
-    assert found.graphs[-1] <= 2, found.graphs
+    assert found.graphs[-1] <= graphs, found.graphs
     assert losses(found.compiled) == pytest.approx(losses(found.plain), rel=rel)
     assert found.compiled.history[-1].loss < found.compiled.history[0].loss
