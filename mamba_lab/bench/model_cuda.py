@@ -174,7 +174,7 @@ def prepared(step: Step, model: nn.Module, precision: str, batch: Pack) -> Calla
     call, parameters = under(model, precision, batch.ids.device.type), list(model.parameters())
 
     def once() -> None:
-        for parameter in parameters:  # as an optimiser does; Module.zero_grad looks for them first, in 3 ms
+        for parameter in parameters:  # as an optimiser does; Module.zero_grad goes through all layers first
             parameter.grad = None
         step(call, batch)
 
