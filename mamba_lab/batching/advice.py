@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from textwrap import fill
 
 import numpy as np
 
@@ -92,7 +93,7 @@ class Recommendation:
         dropped = f", {self.dropped:,} token{'' if self.dropped == 1 else 's'} dropped" if self.dropped else ""
         return (
             f"capacity {self.capacity:,}, buffer {self.buffer_size:,}: {rows}, {self.padding_rate:.1%} padding"
-            f"{dropped}.\n{self.reason}"
+            f"{dropped}.\n{fill(self.reason, 92)}"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,10 @@ class TargetReport:
         elif self.n_tokens:
             share = f" ({self.n_targets / self.n_tokens:.0%} of the tokens)"
         lines = [f"{_n(self.n_batches, 'batch')}, {_n(self.n_tokens, 'token')}, {_n(self.n_targets, 'target')}{share}"]
-        lines += [f"- {finding}" for finding in self.findings or ("nothing found",)]
-        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+        # Filled to a notebook's width: a longer line breaks inside a word there.
+        lines += [fill(f"- {finding}", 92, subsequent_indent="  ") for finding in self.findings or ("nothing found",)]
+        lines += [fill(f"note: {note}", 92, initial_indent="  ", subsequent_indent="  ") for note in self.notes]
+        return "\n".join(lines)
 
 
 def check_targets(
@@ -126,9 +129,8 @@ class _Found:
         if len(positions) and kind not in self.first:
             at, width = int(positions[0]), batch.input_ids.shape[1]
             self.first_at[kind] = (self.n_batches, at)
-            where = f"batch {self.n_batches}, " if self.n_batches else ""
             owner = "padding" if sequence_at[at] < 0 else f"sequence {sequence_at[at]}"
-            self.first[kind] = f"{where}row {at // width}, position {at % width} ({owner})"
+            self.first[kind] = f"batch {self.n_batches}, row {at // width}, position {at % width} ({owner})"
 
     def add_ends(self, certain: bool, positions: Ints, targets: Ints, batch: Batch, sequence_at: Ints) -> None:
         """Last tokens by what they must predict, each token with its first place."""
@@ -218,7 +220,10 @@ def _goes_on(ids: Ints, targets: Ints, cu: Ints, sequence: Ints, lengths: Ints, 
 
 
 def _report(found: _Found, pad_id: int | None, min_share: float) -> TargetReport:
-    counts, first = found.counts, found.first
+    counts = found.counts
+    if found.n_batches == 1:  # which batch is no question then
+        found.first = {kind: place.removeprefix("batch 0, ") for kind, place in found.first.items()}
+    first = found.first
     lines: dict[str, str] = {}
     if padding := _padding_as_target(found, pad_id):
         lines["padding as target"] = padding
@@ -269,7 +274,7 @@ _REMEDY = {
     "not shifted": "Position i must predict token i + 1: let make_targets shift.",
     "not the next token": "Make targets from the same ids, before anything is cut or packed.",
     "unmasked boundary": "Shift before packing, not after. Where a sequence was cut and goes on elsewhere, such a "
-    "target is right: say which with cut=, one flag a sequence, and the finding is certain.",
+    "target is right: name those sequences with cut=, one flag each, and they do not count.",
     "all masked": "The loss has nothing to learn from. Is the mask inverted, or the prompt's length the sequence's?",
     "nearly all masked": "Is the mask inverted? If prompts are that long, lower min_target_share.",
     "miscounted": "The loss divides by that count: let pad_collate or pack_collate build the batch, or replace both.",

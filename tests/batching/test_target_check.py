@@ -44,6 +44,17 @@ def test_case_23_right_targets_have_no_finding() -> None:
     assert str(check_targets(PACKED)) == "1 batch, 16 tokens, 12 targets (75% of the tokens)\n- nothing found"
 
 
+def test_the_report_fits_into_a_notebook_and_says_which_of_several_batches() -> None:
+    wrong = with_targets(PADDED, shifted(PADDED.targets, 1))
+    several = check_targets([wrong, PACKED])
+    assert "first at batch 0, row 0, position 0" in several.findings[0]
+    assert "first at batch 1, row 0, position 0" in check_targets([PACKED, wrong]).findings[0]
+    assert "first at row 0, position 0" in check_targets(wrong).findings[0]
+    lines = str(several).splitlines()
+    assert max(map(len, lines)) <= 92
+    assert lines[2].startswith("  ")
+
+
 def test_case_23_targets_filled_with_pad_id() -> None:
     report = check_targets(with_targets(PACKED, torch.where(padding_of(PACKED), PAD, PACKED.targets)))
     assert report.counts == {"padding as target": 4}
@@ -90,7 +101,7 @@ def test_a_last_token_with_the_pad_id_as_target_counts_only_beside_other_signs()
     assert check_targets([cut, padded]).ok
     on_padding = with_targets(padded, torch.where(padding_of(padded), 0, padded.targets))
     assert check_targets([cut, on_padding]).counts == {"padding as target": 3}
-    assert "the first at row 0, position 2 (sequence 0)" in check_targets([cut, on_padding]).findings[0]
+    assert "the first at batch 0, row 0, position 2 (sequence 0)" in check_targets([cut, on_padding]).findings[0]
 
 
 def test_one_padding_position_a_row_is_found_at_the_last_token() -> None:
