@@ -164,6 +164,11 @@ def _loop(
             result.stopped = "signal"
             break
     else:
+        if not state.step:  # a stream of which nobody knew that it is empty
+            raise ValueError(
+                f"data.corpus: {session.config.data.corpus!r} gave no document to train on ({session.data.counts}). "
+                f"Give more documents, or lower data.min_seq_len."
+            )
         result.stopped = "finished" if settings.max_steps is None or state.step < settings.max_steps else "max_steps"
         if result.history and state.step < session.total_steps:  # of a stream nobody knew
             log.warning(

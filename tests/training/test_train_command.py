@@ -155,6 +155,15 @@ def test_a_mistake_is_one_line(
     assert line.startswith(message)
 
 
+@pytest.mark.parametrize("text", ["", '{"text": "too short"}\n'])
+def test_a_stream_of_nothing_is_no_finished_run(text: str, settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("my.jsonl").write_text(text)
+    given = ("data.streaming=true", "data.validation_share=0", "data.min_seq_len=30")
+    assert run(settings, *(word for change in given for word in ("--set", change))) == 1
+    assert one_line(capsys).startswith("data.corpus: 'my.jsonl' gave no document to train on (0 documents to train on")
+    assert list(Path("run/checkpoints").iterdir()) == []
+
+
 def test_a_model_to_start_from(settings: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--set", "model.d_model=none", "--set", "model.n_layer=none"]
     assert run(settings, *sizes, "--set", "model.from_pretrained=run", "--set", "training.output_dir=tuned") == 1
