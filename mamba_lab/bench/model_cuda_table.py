@@ -29,7 +29,10 @@ def table(payload: Mapping[str, Any]) -> str:
         if not profile["busy_seconds"]:
             continue
         what = f"{profile['package']}, {profile['step']}, {profile['precision']}, {profile['tokens']:,} tokens"
-        lines += ["", f"{what}: the GPU works {profile['busy_seconds'] * 1e3:.1f} ms of a step"]
+        # The rest of a step the GPU waits, for the processor that queues its work.
+        timed = found(payload, profile["step"], profile["precision"], profile["tokens"])
+        whole = "" if timed is None else f" of {statistics.median(timed['seconds']) * 1e3:.1f} ms"
+        lines += ["", f"{what}: the GPU works {profile['busy_seconds'] * 1e3:.1f} ms of a step{whole}"]
         shares = [("kind", "ms", "share of the GPU's time")]
         for kind, taken in profile["kinds"].items():
             shares.append((kind, f"{taken * 1e3:.2f}", f"{taken / profile['busy_seconds']:.1%}"))

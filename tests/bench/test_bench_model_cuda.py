@@ -260,6 +260,7 @@ def test_the_table_compares_with_concat() -> None:
     assert text[1].split()[3:] == ["4,096", "40,960", "100.0", "3.0", "2.00", "1.500"]
     assert text[3].split()[3:] == ["4,096", "out", "of", "memory", "-", "-", "-", "-"]
     assert text[-1].split() == ["loss", "20.00", "25.0%"]
+    assert text[-4] == "mamba-lab, packed, autocast, 4,096 tokens: the GPU works 80.0 ms of a step of 100.0 ms"
     assert not any("draw" in line for line in text)
     # 0.1 and 0.2 s against 0.5 and 1.5 s; where one did not fit, the other against its own.
     timed[2] = part("mamba-ssm", "padding", 0.5, None)
