@@ -90,8 +90,8 @@ def measure(device: str, repeats: int, peers: bool, payload: dict[str, Any], kee
             "bfloat16": "bfloat16 parameters, but for A_log and D",
             "backends": fused_backends("auto", device),
             "draws": f"{' and '.join(DRAWN)} under autocast: documents of the published lengths, drawn with seeds "
-            f"{', '.join(map(str, SEEDS))}; everything else: with seed {SEEDS[0]}. valid_ratio is what a batch padded "
-            "to its longest document would have",
+            f"{', '.join(map(str, SEEDS))}; everything else: with seed {SEEDS[0]}. valid_ratio is that of padding "
+            "to the longest document's length, up to the next multiple of 8",
             "expected_valid_ratio": f"the same over {EXPECTED_DRAWS:,} draws: tokens over positions, both summed",
             "seconds": "of each step by CUDA events, one after the other without a pause, in order; of a part with "
             "several draws the mean of theirs, so that tokens over seconds are all tokens over the whole time",

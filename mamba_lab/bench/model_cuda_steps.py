@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mamba_lab.batching import Boundaries
+from mamba_lab.bench.model_cuda_peers import padded_length
 from mamba_lab.bench.operator_cases import published_pack
 from mamba_lab.models import MambaConfig, MambaLM
 
@@ -43,8 +44,8 @@ def pack(tokens: int, vocab_size: int, device: str, seed: int = 0) -> Pack:
 
 
 def padded_positions(lengths: list[int]) -> int:
-    """Positions of a batch with a row for each document, all as long as the longest."""
-    return len(lengths) * max(lengths)
+    """Positions of a batch with a row for each document, as ``padding`` of the peers makes it."""
+    return len(lengths) * padded_length(lengths)
 
 
 def expected_valid_ratio(tokens: int, draws: int) -> float:

@@ -68,7 +68,7 @@ def test_draws_of_lengths_are_draws_of_their_own() -> None:
 def test_what_many_draws_would_pad(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = {0: [5, 3, 2], 1: [9, 1]}
     monkeypatch.setattr(model_cuda_steps, "published_pack", lambda tokens, seed: lengths[seed])
-    assert model_cuda_steps.expected_valid_ratio(10, 2) == pytest.approx(20 / (15 + 18))
+    assert model_cuda_steps.expected_valid_ratio(10, 2) == pytest.approx(20 / (3 * 8 + 2 * 16))
 
 
 def test_the_peers_ways_are_checked_against_ours() -> None:
@@ -128,7 +128,7 @@ def test_the_record_of_tiny_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     draws = {(one["step"], one["precision"], one["tokens"]): one["draws"] for one in payload["timed"]}
     for padded, packed in zip(draws["padding", "autocast", 200], draws["packed", "autocast", 200], strict=True):
         lengths = payload["lengths"]["200"][str(padded["seed"])]
-        assert padded["valid_ratio"] == packed["valid_ratio"] == 200 / (len(lengths) * max(lengths))
+        assert padded["valid_ratio"] == packed["valid_ratio"] == 200 / model_cuda_steps.padded_positions(lengths)
         assert padded["sequences"] == len(lengths)
     assert len(draws["one_by_one", "autocast", 200]) == len(draws["packed", "bfloat16", 200]) == 1
 
@@ -231,8 +231,9 @@ def test_a_padded_batch_is_the_same_documents(monkeypatch: pytest.MonkeyPatch) -
     batch = types.SimpleNamespace(ids=torch.arange(1, 7)[None], targets=torch.arange(2, 8)[None], lengths=[4, 2])
     model_cuda_peers.padding(None, batch)
     ((ids, targets),) = seen
-    assert ids.tolist() == [[1, 2, 3, 4], [5, 6, 0, 0]]
-    assert targets.tolist() == [[2, 3, 4, 5], [6, 7, -100, -100]]
+    assert ids.tolist() == [[1, 2, 3, 4, 0, 0, 0, 0], [5, 6, 0, 0, 0, 0, 0, 0]]
+    assert targets.tolist() == [[2, 3, 4, 5, *[-100] * 4], [6, 7, *[-100] * 6]]
+    assert [model_cuda_peers.padded_length(lengths) for lengths in ([8, 3], [9], [1, 16])] == [8, 16, 16]
 
 
 def test_the_table_compares_with_concat() -> None:
