@@ -200,6 +200,8 @@ def _out_of_memory(config: TrainConfig, message: str) -> str:
         smaller = f"packing.max_tokens={max(packing.capacity, packing.budget // 2)}"
     less = [] if training.gradient_checkpointing else ["training.gradient_checkpointing=true"]
     what = message.splitlines()[0] if message else "out of memory"
+    if "API call failed" in what:  # a line of C++ that names none of the bytes
+        what = "an operator's result found no room"
     said = f"memory does not suffice for this model and batch: {what.rstrip('.')}."
     if not _has_checkpoint(training.output_dir):
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,18 +33,26 @@ def saved_on_error(session: Session) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory was what was missing, for the error or for what caused it. The CPU's PyTorch says it in words."""
+    """Whether memory was what was missing, for the error or for what caused it.
+
+    Of the CPU's PyTorch says so in words. An operator in C++ only says which call failed, on either device.
+    """
     while error is not None:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error):
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or _IN_WORDS.search(str(error)):
             return True
         error = error.__cause__
     return False
 
 
+_IN_WORDS = re.compile(
+    r'can\'t allocate memory|out of memory|"aten::(new_empty|contiguous)".*API call failed', re.DOTALL
+)
+
+
 def _keep(session: Session, error: Exception) -> str:
     """Save what was reached. Returns what became of it, in words."""
     step = session.state.step
-    ended = f"{type(error).__name__} after step {step:,}"
+    ended = f"{'out of memory' if is_out_of_memory(error) else type(error).__name__} after step {step:,}"
     if not session.whole:
         return (
             f"{ended}, in the middle of an update: the weights are of no step and are not saved. --resume (in Python "

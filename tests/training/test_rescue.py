@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,8 @@ from mamba_lab.training.metrics import StepMetrics
 from mamba_lab.training.rescue import is_out_of_memory
 
 OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+# What an operator in C++ says, of whatever call failed.
+CALL = 'torch_call_dispatcher( "aten::{}", "", stack.data(), 0ULL + 2) API call failed at stable/ops.h, line 939'
 PLACES = {
     "backward": (loop, "backward"),
     "validation": (session, "evaluate"),
@@ -60,7 +64,8 @@ def test_the_last_finished_step_is_saved_and_the_run_goes_on_to_the_bit(
         run(config(tmp_path, tmp_path / "part", **SETTINGS))
     mended()
     assert names_in(tmp_path / "part") == [f"step-{step:08}"]
-    said = f"{type(error).__name__} after step {step}, which is saved. --resume (in Python resume=True) goes on from"
+    name = "out of memory" if isinstance(error, torch.OutOfMemoryError | MemoryError) else type(error).__name__
+    said = f"{name} after step {step}, which is saved. --resume (in Python resume=True) goes on from"
     assert said in caplog.text
     rest = run(config(tmp_path, tmp_path / "part", **SETTINGS), resume=True)
     assert_same_run(tmp_path, whole, rest)
@@ -89,7 +94,7 @@ def test_half_an_update_is_not_saved(
         run(config(tmp_path, tmp_path / "part", **settings), resume=resumed)
     mended()
     assert names_in(tmp_path / "part") == ["step-00000002"]
-    assert "OutOfMemoryError after step 3, in the middle of an update: the weights are of no step" in caplog.text
+    assert "out of memory after step 3, in the middle of an update: the weights are of no step" in caplog.text
     rest = run(config(tmp_path, tmp_path / "part", **settings), resume=True)
     assert same_weights(rest.model, whole.model)
     assert lines(tmp_path / "part") == lines(tmp_path / "whole")
@@ -129,7 +134,7 @@ def test_a_save_that_fails_too_hides_nothing(
     with pytest.raises(torch.OutOfMemoryError):
         run(config(tmp_path, tmp_path / "part"))
     assert (
-        "OutOfMemoryError after step 3, and that step cannot be saved: CUDA error: an illegal memory access was "
+        "out of memory after step 3, and that step cannot be saved: CUDA error: an illegal memory access was "
         "encountered --resume" in caplog.text
     )
 
@@ -171,4 +176,25 @@ def test_what_is_out_of_memory() -> None:
     hidden.__cause__ = MemoryError()
     assert all(map(is_out_of_memory, (OUT, MemoryError(), hidden)))
     assert is_out_of_memory(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
+    assert is_out_of_memory(RuntimeError(CALL.format("new_empty")))
+    assert not is_out_of_memory(RuntimeError(CALL.format("narrow")))
     assert not any(map(is_out_of_memory, (None, RuntimeError("CUDA error"), ValueError("memory"))))
+
+
+def test_an_operator_in_cpp_without_room() -> None:
+    """What it raises when an allocation fails is what is taken for that, in this version of PyTorch."""
+    code = (
+        "import resource, torch\n"
+        "from mamba_lab.ops import conv1d_pack\n"
+        "from mamba_lab.training.rescue import is_out_of_memory\n"
+        "weight = torch.ones(4096, 4)\n"
+        "conv1d_pack(torch.ones(2, 4096), weight, backend='cpu')\n"
+        "x = torch.ones(1, 4096).expand(65536, 4096)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))\n"
+        "try:\n    conv1d_pack(x, weight, backend='cpu')\n"
+        "except RuntimeError as error:\n    print(is_out_of_memory(error), error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("True "), done.stdout + done.stderr
