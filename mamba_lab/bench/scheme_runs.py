@@ -1,10 +1,9 @@
-"""One scheme measured: an epoch of training on the same documents as all others, or a few steps timed."""
+"""One scheme measured: an epoch of training on the same documents as all others."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any
 
 import torch
@@ -66,40 +65,6 @@ def learn(
     del optimizer
     found["peak_bytes"] = peak_of(model, [largest], bf16)
     return found | contents(steps)
-
-
-def speed(
-    model: MambaLM, config: TrainConfig, documents: Corpus, *, micro_batches: int, steps: int, at_most: int, bf16: bool
-) -> dict[str, Any]:
-    """Time ``steps`` steps of ``micro_batches`` each, with a learning rate of 0: the weights stay as they are.
-
-    Args:
-        at_most: of a step with more batches than that, as one sequence at a time has them, only so many are run.
-
-    Raises:
-        ValueError: the documents are too few for so many steps.
-    """
-    data = TrainingData(config, documents=documents)
-    taken = list(islice(data.steps(0, micro_batches), steps))
-    if len(taken) < steps or len(taken[-1]) < micro_batches:
-        raise ValueError(f"the documents make no {steps} steps of {micro_batches} micro-batches; give more of them")
-    taken = [step[:at_most] for step in taken]
-    optimizer = make_optimizer(model, config.training)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    timed_step(model, taken[0][:1], optimizer, config.training.max_grad_norm, bf16)
-    model.zero_grad(set_to_none=True)
-    kept = torch.cuda.memory_allocated() if on_gpu(model) else None
-    if on_gpu(model):
-        torch.cuda.reset_peak_memory_stats()
-    found: dict[str, Any] = {"losses": [], "seconds": []}
-    for step in taken:
-        seconds, loss = timed_step(model, step, optimizer, config.training.max_grad_norm, bf16)
-        found["losses"].append(loss)
-        found["seconds"].append(seconds)
-    peak = torch.cuda.max_memory_allocated() if on_gpu(model) else None
-    model.zero_grad(set_to_none=True)
-    return found | {"peak_bytes": None if peak is None or kept is None else peak - kept} | contents(taken)
 
 
 def by_targets(groups: Iterable[list[Batch]], targets: int) -> Iterator[list[Batch]]:

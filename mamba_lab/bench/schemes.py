@@ -1,12 +1,13 @@
 """`mamba-lab bench schemes`: the eight schemes on the same conversations: speed, padding, memory, loss.
 
 On the CPU a small model learns every document once under each scheme. On a GPU (`--device cuda`) a 130M model does so
-too, and steps of 8,192 and 65,536 positions are timed, of a 130M and of a 1.4B model.
+too, and an epoch of all conversations is timed by a sample of its micro-batches, of a 130M and of a 1.4B model.
 """
 
 from __future__ import annotations
 
 import gc
+import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -18,7 +19,8 @@ import torch
 
 from mamba_lab.bench.operator_table import aligned
 from mamba_lab.bench.record import Keep, RecordInProgress
-from mamba_lab.bench.scheme_runs import SAME_ORDER, learn, speed
+from mamba_lab.bench.scheme_runs import SAME_ORDER, learn
+from mamba_lab.bench.scheme_steps import speed
 from mamba_lab.corpus import Corpus, load_corpus
 from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.training import TrainConfig
@@ -31,18 +33,20 @@ B14 = MambaConfig(d_model=2048, n_layer=48, vocab_size=50_277)  # state-spaces/m
 # Documents, tokens of a row, rows of a micro-batch, targets of a step, learning rate.
 CPU_RUN = {"documents": 600, "capacity": 512, "rows": 2, "targets": 2048, "learning_rate": 3e-3}
 GPU_RUN = {"documents": 110, "capacity": 2048, "rows": 2, "targets": 8192, "learning_rate": 1e-3}
-# Model, rows of 2,048 in a micro-batch, micro-batches of a step, steps.
+# Model, rows of 2,048 in a micro-batch, positions of a step: how often the weights are updated.
 GPU_STEPS = (
-    ("1.4B", B14, 4, 8, 1),
-    ("1.4B", B14, 4, 1, 3),
-    ("130M", M130, 32, 1, 2),
-    ("130M", M130, 4, 1, 3),
+    ("130M", M130, 4, (8192,)),
+    ("130M", M130, 32, (65_536,)),
+    ("1.4B", B14, 4, (8192, 65_536)),
 )
 # Within a buffer of a stream the packs of best fit are those of "packed-greedy", so their time is too.
 TIMED = tuple(scheme for scheme in SCHEMES if scheme != "packed-best-fit")
-# Of one sequence at a time, so many of a step are timed: each takes as long as a whole pack of a small model.
-AT_MOST = 20
-# A GPU is lent by the minute: what has not begun by then is left out, and said. All of it takes 90 s on an H200.
+# Of more micro-batches than that, so many are timed: one sequence takes as long as a whole pack of a small model.
+AT_MOST = {"one-at-a-time": 12}
+OTHERS_AT_MOST = 4
+# A sample is timed so often, and less often where that would take longer than so many seconds.
+REPEATS, STEP_SECONDS = 5, 2.0
+# A GPU is lent by the minute: what has not begun by then is left out, and said.
 GPU_SECONDS = 150.0
 # One-at-a-time against packs, by the same weights, relative. In bfloat16 the shape of a matrix product decides how it
 # rounds.
@@ -81,11 +85,15 @@ def measure(device: str, payload: dict[str, Any], keep: Keep) -> None:
             "run": settings | {"config": asdict(config), "bf16": gpu},
             "learned": "every training document once; steps of about so many targets, in whole micro-batches; the same "
             "start; losses: of each step, in nats",
-            "seconds": "wall time of each optimiser step: forward, backward, clipping, update",
+            "seconds": "learned: wall time of each optimiser step: forward, backward, clipping, update",
             "peak_bytes": "the most that a micro-batch's forward and backward (learned) or a step (steps) holds beyond "
-            "weights and optimiser, gradients among it; learned: of the micro-batch with the most positions",
+            "weights and optimiser, gradients among it; of the micro-batch with the most positions",
             "losses_one_at_a_time, losses_concat": "of the packed run's steps, by its weights, run otherwise",
-            "at_most": f"steps: so many batches of a step are run, which cuts one-at-a-time short: {AT_MOST}",
+            "steps": "every document once, under each scheme, cut off at a row; the weights stay as they are. seconds: of "
+            "the whole epoch, repeated: forward_backward_seconds, and update_seconds times updates",
+            "timed_micro_batches": "steps: so many of the micro_batches are run, spread by the lengths of their "
+            "sequences; their forward_backward_seconds count for all in proportion",
+            "call_seconds": "steps, one-at-a-time: forward and backward of one sequence of so many call_tokens",
         },
         "learned": {},
         "steps": [],
@@ -115,19 +123,19 @@ def measure(device: str, payload: dict[str, Any], keep: Keep) -> None:
 
 
 def measure_steps(documents: Corpus, device: str, until: float, payload: dict[str, Any], keep: Keep) -> None:
-    """Into ``payload``: steps of several sizes under every scheme. All losses of a part are by the same weights.
+    """Into ``payload``: what all documents take under every scheme, in steps of several sizes, by the same weights.
 
     Args:
         until: of ``time.monotonic``: what has not begun by then is left out.
     """
     model, made = None, ""
-    for name, config, rows, micro_batches, steps in GPU_STEPS:
+    for name, config, rows, sizes in GPU_STEPS:
         settings = GPU_RUN | {"rows": rows}
-        positions = rows * int(settings["capacity"]) * micro_batches
-        found: dict[str, Any] = {}
-        part = {"model": name, "config": asdict(config), "rows": rows, "positions": positions, "schemes": found}
+        parts: list[dict[str, Any]] = [
+            {"model": name, "config": asdict(config), "rows": rows, "positions": size, "schemes": {}} for size in sizes
+        ]
         for scheme in TIMED:
-            title = f"{name}, {positions:,} positions: {scheme}"
+            title = f"{name}, {' and '.join(f'{size:,}' for size in sizes)} positions a step: {scheme}"
             if time.monotonic() > until:
                 payload["left_out"].append(title)
                 print(f"{title}: left out, the time is up", flush=True)
@@ -138,25 +146,45 @@ def measure_steps(documents: Corpus, device: str, until: float, payload: dict[st
                 torch.cuda.empty_cache()
                 model, made = make_model(config, device), name
             assert model is not None
-            found[scheme] = speed(
+            found = speed(
                 model,
-                train_config(scheme, settings, device),
+                train_config(scheme, settings, device, all_alike=True),
                 documents,
-                micro_batches=micro_batches,
-                steps=1 if scheme == "one-at-a-time" else steps,
-                at_most=AT_MOST,
+                at_most=AT_MOST.get(scheme, OTHERS_AT_MOST),
+                repeats=REPEATS,
+                seconds=STEP_SECONDS,
                 bf16=device == "cuda",
             )
-            if len(found) == 1:
-                payload["steps"].append(part)
+            for part in parts:
+                part["schemes"][scheme] = with_updates(found, part["positions"])
+                require_same_tokens(part["schemes"])
+                if len(part["schemes"]) == 1:
+                    payload["steps"].append(part)
             keep(payload)
-            print(f"{title}: {line(found[scheme])}", flush=True)
+            print(f"{title}: {', '.join(line(part['schemes'][scheme]) for part in parts)}", flush=True)
 
 
-def train_config(scheme: str, settings: Mapping[str, Any], device: str) -> TrainConfig:
-    """The run of one scheme."""
+def with_updates(found: Mapping[str, Any], positions: int) -> dict[str, Any]:
+    """``seconds`` of an epoch: all micro-batches, and an update for every so many tokens, under each scheme alike."""
+    updates = -(-found["tokens"] // positions)
+    passes = zip(found["forward_backward_seconds"], found["update_seconds"], strict=True)
+    return {**found, "updates": updates, "seconds": [batches + updates * update for batches, update in passes]}
+
+
+def require_same_tokens(schemes: Mapping[str, Any]) -> None:
+    """Raises RuntimeError where the schemes' epochs do not hold the same number of tokens."""
+    tokens = {name: found["tokens"] for name, found in schemes.items()}
+    if len(set(tokens.values())) > 1:
+        raise RuntimeError(f"the same documents have other tokens: {tokens}; times of other work mean nothing")
+
+
+def train_config(scheme: str, settings: Mapping[str, Any], device: str, *, all_alike: bool = False) -> TrainConfig:
+    """The run of one scheme; with ``all_alike`` on all documents, none longer than a row."""
+    data: dict[str, Any] = {"corpus": CORPUS, "validation_share": 0.1}
+    if all_alike:
+        data |= {"validation_share": 0.0, "max_seq_len": settings["capacity"]}
     sections: dict[str, Any] = {
-        "data": {"corpus": CORPUS, "validation_share": 0.1},
+        "data": data,
         "packing": {"scheme": scheme, "capacity": settings["capacity"], "rows": settings["rows"], "workers": 0},
         "training": {"learning_rate": settings["learning_rate"], "warmup_ratio": 0.1, "device": device},
     }
@@ -200,8 +228,9 @@ def line(found: Mapping[str, Any]) -> str:
 
 
 def tokens_per_second(found: Mapping[str, Any]) -> float:
-    """Tokens, padding left out, over the time of all steps."""
-    return float(found["tokens"] / sum(found["seconds"]))
+    """Tokens, padding left out, over the time of all steps, or over the median of an epoch that was repeated."""
+    seconds = statistics.median(found["seconds"]) if "updates" in found else sum(found["seconds"])
+    return float(found["tokens"] / seconds)
 
 
 def table(payload: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,11 @@ import torch
 
 from mamba_lab import cli
 from mamba_lab.batching import pad_collate
+from mamba_lab.bench import scheme_steps
 from mamba_lab.bench import schemes as bench
 from mamba_lab.bench.record import read_record
-from mamba_lab.bench.scheme_runs import by_targets, learn, speed
+from mamba_lab.bench.scheme_runs import by_targets, learn
+from mamba_lab.bench.scheme_steps import speed, spread_by_length
 from mamba_lab.corpus import load_corpus
 from mamba_lab.models import MambaConfig
 from mamba_lab.training.config import SCHEMES
@@ -91,73 +92,111 @@ def test_packs_that_differ_from_their_sequences_end_it() -> None:
         bench.differences({"packed-greedy": found}, 1e-5)
 
 
-def test_speed_leaves_the_weights_alone() -> None:
+def test_a_sample_is_spread_over_the_lengths() -> None:
+    batches = [pad_collate([list(range(n + 1))], pad_id=0) for n in (8, 1, 7, 2, 6, 3, 5, 4)]
+    assert [batch.max_seqlen for batch in spread_by_length(batches, 2)] == [4, 8]
+    assert [batch.max_seqlen for batch in spread_by_length(batches, 4)] == [3, 5, 7, 9]
+    assert spread_by_length(batches, 8) == batches
+
+
+@pytest.fixture(scope="module")
+def timed() -> dict[str, dict[str, Any]]:
+    """The same documents under every scheme, on the CPU. The weights stay as they are."""
     model = bench.make_model(SMALL, "cpu")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    corpus = load_corpus("chat")[:14]
+    documents, found = load_corpus("chat")[:14], {}
     for scheme in SCHEMES:
-        found = speed(
-            model, bench.train_config(scheme, RUN, "cpu"), corpus, micro_batches=2, steps=2, at_most=99, bf16=False
-        )
-        assert len(found["seconds"]) == 2
-        assert found["peak_bytes"] is None  # a GPU's allocator tells
-        assert found["tokens"] == sum(found["tokens_of_steps"])
+        config = bench.train_config(scheme, RUN, "cpu", all_alike=True)
+        found[scheme] = speed(model, config, documents, at_most=3, repeats=4, seconds=99.0, bf16=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    with pytest.raises(ValueError, match="the documents make no 90 steps of 2 micro-batches"):
-        speed(model, bench.train_config("fixed", RUN, "cpu"), corpus, micro_batches=2, steps=90, at_most=9, bf16=False)
+    return found
 
 
-def parts_in(payload: Mapping[str, Any]) -> int:
-    return sum(len(part["schemes"]) for part in payload["steps"])
+def test_every_scheme_is_timed_on_the_same_documents(timed: dict[str, dict[str, Any]]) -> None:
+    lengths = [min(len(ids) + 1, 96) for ids in load_corpus("chat")[:14].tokenize()]  # with the end token
+    for found in timed.values():
+        assert (found["tokens"], found["targets"]) == (sum(lengths), sum(lengths) - len(lengths))
+        assert len(found["forward_backward_seconds"]) == len(found["update_seconds"]) == 4
+        assert found["peak_bytes"] is None  # a GPU's allocator tells
+        assert found["timed_micro_batches"] == min(3, found["micro_batches"])
+    assert timed["packed-greedy"]["positions"] < timed["packed-sequential"]["positions"] < timed["fixed"]["positions"]
+    assert timed["one-at-a-time"]["micro_batches"] == timed["one-at-a-time"]["sequences"] == 14
+    bench.require_same_tokens(timed)
+
+
+def test_lone_sequences_tell_what_a_call_takes(timed: dict[str, dict[str, Any]]) -> None:
+    alone = timed["one-at-a-time"]
+    assert len(alone["call_tokens"]) == len(alone["call_seconds"]) == 3
+    assert alone["call_tokens"] == sorted(alone["call_tokens"])
+    assert all(0 < seconds < 5 for seconds in alone["call_seconds"])
+    assert [name for name, found in timed.items() if "call_seconds" in found] == ["one-at-a-time"]
+
+
+def test_a_sample_counts_for_all_of_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr(scheme_steps, "now", lambda model: float(next(clock)))  # each part takes a second
+    config = bench.train_config("one-at-a-time", RUN, "cpu", all_alike=True)
+    model, documents = bench.make_model(SMALL, "cpu"), load_corpus("chat")[:14]
+    found = speed(model, config, documents, at_most=2, repeats=9, seconds=0.0, bf16=False)
+    assert found["forward_backward_seconds"] == [14 / 2] * scheme_steps.LEAST  # the seconds are over at once
+    assert found["update_seconds"] == [1.0] * scheme_steps.LEAST
+    assert found["call_seconds"] == [1.0, 1.0]
+
+
+def test_updates_count_once_a_step_and_a_stray_repeat_does_not() -> None:
+    found = {"tokens": 1000, "forward_backward_seconds": [10.0, 11.0, 99.0], "update_seconds": [1.0, 2.0, 3.0]}
+    whole = bench.with_updates(found, 300)
+    assert (whole["updates"], whole["seconds"]) == (4, [14.0, 19.0, 111.0])
+    assert bench.tokens_per_second(whole) == 1000 / 19
+    assert bench.with_updates(found, 1000)["seconds"] == [11.0, 13.0, 102.0]
+
+
+def test_epochs_of_other_tokens_end_it() -> None:
+    with pytest.raises(RuntimeError, match=r"the same documents have other tokens: \{'a': 3, 'b': 4\}"):
+        bench.require_same_tokens({"a": {"tokens": 3}, "b": {"tokens": 4}})
 
 
 def test_steps_of_several_sizes(
     payload: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "GPU_RUN", RUN)
-    monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 2), ("small", SMALL, 1, 4, 1)))
-    monkeypatch.setattr(bench, "AT_MOST", 8)
+    monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, (192,)), ("small", SMALL, 1, (96, 384))))
+    monkeypatch.setattr(bench, "AT_MOST", {"one-at-a-time": 2})
+    monkeypatch.setattr(bench, "REPEATS", 2)
     into: dict[str, Any] = {"steps": [], "left_out": []}
     kept: list[int] = []
     corpus = load_corpus("chat")[:14]
-    bench.measure_steps(corpus, "cpu", float("inf"), into, lambda all_of_it: kept.append(parts_in(all_of_it)))
-    assert kept == list(range(1, 2 * len(bench.TIMED) + 1))
+    bench.measure_steps(corpus, "cpu", float("inf"), into, lambda all_of_it: kept.append(len(all_of_it["steps"])))
+    assert kept == [1] * len(bench.TIMED) + [3] * len(bench.TIMED)
     parts = into["steps"]
     assert into["left_out"] == []
-    assert [(part["model"], part["rows"], part["positions"]) for part in parts] == [
-        ("small", 2, 192),
-        ("small", 1, 384),
-    ]
-    for part, micro_batches, steps in zip(parts, (1, 4), (2, 1), strict=True):
-        assert list(part["schemes"]) == [scheme for scheme in SCHEMES if scheme != "packed-best-fit"]
-        alone = part["schemes"].pop("one-at-a-time")
-        assert len(alone["seconds"]) == 1
-        assert alone["micro_batches"] <= 8
-        for found in part["schemes"].values():
-            assert len(found["seconds"]) == steps
-            assert found["micro_batches"] == micro_batches * steps
-        if alone["micro_batches"] < 8:  # the whole first step
-            first = part["schemes"]["packed-greedy"]["losses"][0]
-            assert alone["losses"] == [pytest.approx(first, rel=1e-5)]
-        assert part["schemes"]["fixed"]["positions"] == part["positions"] * steps
+    assert [(part["rows"], part["positions"]) for part in parts] == [(2, 192), (1, 96), (1, 384)]
+    for part in parts:
+        schemes = part["schemes"]
+        assert list(schemes) == [scheme for scheme in SCHEMES if scheme != "packed-best-fit"]
+        assert len({found["tokens"] for found in schemes.values()}) == 1
+        for found in schemes.values():
+            assert found["updates"] == -(-found["tokens"] // part["positions"])
+            assert len(found["seconds"]) == 2
+        assert schemes["one-at-a-time"]["timed_micro_batches"] == 2
     printed = bench.table(payload | {"steps": parts})
     assert "small, 384 positions a step" in printed
-    assert printed.count("\npacked-greedy") == 3
-    assert "small, 192 positions: fixed: " in capsys.readouterr().out
+    assert printed.count("\npacked-greedy") == 4
+    assert "small, 192 positions a step: fixed: " in capsys.readouterr().out
 
 
 def test_what_has_not_begun_in_time_is_left_out_and_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "GPU_RUN", RUN)
-    monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, 1, 1),))
+    monkeypatch.setattr(bench, "GPU_STEPS", (("small", SMALL, 2, (192,)),))
     monkeypatch.setattr(bench, "make_model", None)  # not even made
     into: dict[str, Any] = {"steps": [], "left_out": []}
-    bench.measure_steps(load_corpus("chat")[:14], "cpu", 0.0, into, lambda payload: None)
+    bench.measure_steps(load_corpus("chat")[:60], "cpu", 0.0, into, lambda payload: None)
     assert into["steps"] == []
-    assert into["left_out"][0] == "small, 192 positions: fixed"
+    assert into["left_out"][0] == "small, 192 positions a step: fixed"
     assert len(into["left_out"]) == len(SCHEMES) - 1
-    assert "small, 192 positions: fixed: left out, the time is up" in capsys.readouterr().out
+    assert "small, 192 positions a step: fixed: left out, the time is up" in capsys.readouterr().out
 
 
 def test_every_scheme_starts_from_the_same_weights() -> None:
