@@ -45,6 +45,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 _IN_WORDS = re.compile(
+    r"can't allocate memory|out of memory|\"aten::(new_empty|contiguous)\".*API call failed", re.DOTALL
+)
     r'can\'t allocate memory|out of memory|"aten::(new_empty|contiguous)".*API call failed', re.DOTALL
 )
 
