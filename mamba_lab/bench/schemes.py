@@ -89,8 +89,8 @@ def measure(device: str, payload: dict[str, Any], keep: Keep) -> None:
             "peak_bytes": "the most that a micro-batch's forward and backward (learned) or a step (steps) holds beyond "
             "weights and optimiser, gradients among it; of the micro-batch with the most positions",
             "losses_one_at_a_time, losses_concat": "of the packed run's steps, by its weights, run otherwise",
-            "steps": "every document once under each scheme, cut off at a row; the weights stay as they are. seconds: of "
-            "the whole epoch, repeated: forward_backward_seconds, and update_seconds times updates",
+            "steps": "every document once under each scheme, cut off at a row; the weights stay as they are. seconds: "
+            "of the whole epoch, repeated: forward_backward_seconds, and update_seconds times updates",
             "timed_micro_batches": "steps: so many of the micro_batches are run, spread by the lengths of their "
             "sequences; their forward_backward_seconds count for all in proportion",
             "call_seconds": "steps, one-at-a-time: forward and backward of one sequence of so many call_tokens",
