@@ -17,7 +17,14 @@ Values = Sequence[float] | np.ndarray
 
 
 def curves(
-    x: Values, lines: Mapping[str, Values], *, xlabel: str, ylabel: str, log: bool = False, percent: bool = False
+    x: Values,
+    lines: Mapping[str, Values],
+    *,
+    xlabel: str,
+    ylabel: str,
+    log: bool = False,
+    percent: bool = False,
+    bands: Mapping[str, tuple[Values, Values]] | None = None,
 ) -> Figure:
     """``lines`` over ``x``, named above.
 
@@ -27,8 +34,15 @@ def curves(
         xlabel, ylabel: what the axes show, with units.
         log: a logarithmic x axis, labelled at each x.
         percent: y between 0 and 1 is drawn as a percentage.
+        bands: [n] lower and [n] upper values by the name of a line, drawn pale behind it: how its values are spread.
     """
-    return panels(x, {"": lines}, xlabel=xlabel, ylabel=ylabel, log=log, percent=percent)
+    fig = panels(x, {"": lines}, xlabel=xlabel, ylabel=ylabel, log=log, percent=percent)
+    drawn = {line.get_label(): line for line in fig.axes[0].lines}
+    for name, (lower, upper) in (bands or {}).items():
+        if name not in drawn or not len(lower) == len(upper) == len(x):
+            raise ValueError(f"bands[{name!r}]: expected {len(x)} lower and upper values of one of {[*lines]}")
+        fig.axes[0].fill_between(x, lower, upper, color=drawn[name].get_color(), alpha=0.2, linewidth=0)
+    return fig
 
 
 def panels(

@@ -106,6 +106,7 @@ VIOLATIONS: list[tuple[Rule, Change, str]] = [
     (outputs.known_tags, cell("print(1)", tags=("NBVAL_IGNORE_OUTPUT",)), "is not known"),
     (outputs.known_tags, cell("print(1)", tags=("gpu",)), "tagged gpu alone"),
     (outputs.ignored_for_a_reason, cell("print(1)", printed("1\n"), tags=IGNORED), "for no reason"),
+    (outputs.ignored_for_a_reason, cell("assert loss == 1", printed("1\n"), tags=IGNORED), "for no reason"),
     (outputs.ignored_for_a_reason, cell("t = time.perf_counter()", printed("1\n")), "a time"),
     (outputs.ignored_for_a_reason, cell("print(t)", printed("took 1.3 ms\n")), "a time"),
     (outputs.ignored_for_a_reason, cell("doctor.one_line()", printed("1\n")), "this machine"),

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 
 from mamba_lab.viz.curves import curves, panels, spread
 from mamba_lab.viz.figure import check_labels
@@ -17,6 +18,18 @@ def test_lines_are_drawn_with_their_values_and_names() -> None:
 
 def test_one_line_needs_no_legend() -> None:
     assert not curves([1, 2], {"only": [3, 4]}, xlabel="x", ylabel="y").legends
+
+
+def test_a_band_lies_behind_its_line_in_its_colour() -> None:
+    fig = curves([1, 2], {"a": [3, 4], "b": [5, 6]}, xlabel="x", ylabel="y", bands={"b": ([4, 5], [7, 9])})
+    (band,) = fig.axes[0].collections
+    (path,) = band.get_paths()
+    assert {tuple(point) for point in path.vertices} == {(1, 4), (2, 5), (2, 9), (1, 7)}
+    assert band.get_zorder() < fig.axes[0].lines[1].get_zorder()
+    assert np.allclose(band.get_facecolor()[0][:3], to_rgb(fig.axes[0].lines[1].get_color()))
+    for wrong in ({"c": ([1, 2], [1, 2])}, {"a": ([1], [1, 2])}):
+        with pytest.raises(ValueError, match="expected 2 lower and upper values of one of"):
+            curves([1, 2], {"a": [3, 4]}, xlabel="x", ylabel="y", bands=wrong)
 
 
 def test_lines_of_another_length_are_named() -> None:
