@@ -47,8 +47,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 _IN_WORDS = re.compile(
     r"can't allocate memory|out of memory|\"aten::(new_empty|contiguous)\".*API call failed", re.DOTALL
 )
-    r'can\'t allocate memory|out of memory|"aten::(new_empty|contiguous)".*API call failed', re.DOTALL
-)
 
 
 def _keep(session: Session, error: Exception) -> str:
