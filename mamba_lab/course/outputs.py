@@ -50,7 +50,7 @@ def known_tags(sheet: Sheet) -> Iterator[Finding]:
 def ignored_for_a_reason(sheet: Sheet) -> Iterator[Finding]:
     """An output is compared unless the cell times something, asks the machine, shows a widget or needs a GPU.
 
-    Or it asserts bounds for what it prints: a trained model's numbers differ in the last digits from machine to machine.
+    Or it asserts bounds for what it prints: a trained model's numbers differ a little from machine to machine.
     """
     for index, cell in sheet.code:
         ignored = "nbval-ignore-output" in tags(cell)
