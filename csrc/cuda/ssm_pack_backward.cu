@@ -26,22 +26,28 @@
 //     asked for; the gate beside the sweep, not before it; the
 //     first sweep's loads ahead of its stores; every second
 //     round of blocks the other way round (4,096 tokens)
+//   8 a lane copies 16 bytes: two instructions a part, not    0.545 / 1.419 / 5.55     818
+//     six; addresses move on from part to part; dt and dy of
+//     a token in one load; the state lanes' order in the
+//     tensor cores' rows keeps h and C in different banks
 //
-// What lost: blocks of 2, 3, 8 or 12 warps (7 to 35% slower); two blocks of 255 registers for many tokens (8%); the
-// decays of the part before, computed against time where their unit is idle (6%: the assembler moved them to the
-// end). Not tried: sums of two blocks in a cluster (all sums are 2% of the time), 16 warps (they would have to do
-// with 128 registers).
+// What lost: sums over states through shared memory (half the instructions, but 4 to 7% slower: its pipe is busy in
+// half of all cycles, and they wait for one another); a warp's barrier amid a sweep (2 to 4%: no load is moved across
+// it); a part along time and the one after it against time in one stretch, with 255 registers (16%); blocks of 2, 3, 8
+// or 12 warps (7 to 35%); two blocks of 255 registers for many tokens (9%); the decays of the part before, computed
+// against time where their unit is idle (6%: the assembler moved them to the end). Not tried: sums of two blocks in a
+// cluster (all sums are 2% of the time), 16 warps (they would have to do with 128 registers).
 //
 // Cost at 65,536 tokens, 268 million (t, d). Bytes: 14 of rows and 2 of checkpoints each, and partial sums written
-// and read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 865 for 32 states of a
-// thread, 3.8 ms if every scheduler issued one a cycle: this is the floor. Achieved: 5.80 ms. What lies between, by
-// version 6's profile at 16,384 tokens (3 warps a scheduler; 168 registers and 76 KB a block allow no more): of its
-// time a warp issues 23%, is ready but another one issues 26%, waits for fixed latencies 17%, the dispatch 11%,
-// shared memory 10%, the exponentials' queue 6%, barriers 2%. Exponentials are 8% of the instructions and 23% of the
-// time.
+// and read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 818 for 32 states of a
+// thread, 3.6 ms if every scheduler issued one a cycle. But a register bank (even, odd) gives one number a cycle:
+// three different registers, or two of one bank, take a cycle more. Counted so, they take 1,187 cycles a part of a
+// warp, 5.3 ms: this is the floor. Achieved: 5.55 ms, with 3 warps a scheduler (168 registers and 76 KB a block allow
+// no more).
 //
 // Errors against float64: bfloat16 gradients 1.00 of rounding alone, dB and dC 1.02 of it (the tensor cores drop
-// digits); in float32, where sums take three products instead of one, 5e-7; dA 1.2e-6, dD 1.5e-7, ddelta_bias 4e-7.
+// digits); in float32, where sums take three products instead of one, 5e-7; dA 1.3e-6, dD 0.9e-7, ddelta_bias 4e-7
+// (one sequence of 2,048 tokens). dD was 1.7e-7 before what rounding takes off a sum was carried on to the next tile.
 
 #include "ssm_pack_backward_generic.h"
 #include "ssm_pack_backward_warp.h"
@@ -87,6 +93,16 @@ __device__ __forceinline__ Packed<float, kCount> sum_of(const float* from, int64
   return sum;
 }
 
+__device__ float careful_sum_of(const float* from, int64_t stride, int parts) {
+  float sum = 0.0f, more = 0.0f;
+#pragma unroll 8
+  for (int i = 0; i < parts; ++i, from += stride) {
+    more = __fadd_rn(more, *from);
+    sum = add_carefully(sum, more);
+  }
+  return sum;
+}
+
 // A thread adds up kCount numbers of dB, dC or dA, or one of dskip and of dbias: always from the first part to the
 // last.
 template <class In, int kCount>
@@ -109,8 +125,8 @@ __global__ void __launch_bounds__(256) sum_parts(const __grid_constant__ Sums a)
   }
   i = (i - a.of_dA) / kCount;
   if (i >= a.of_channels) return;
-  if (a.dskip != nullptr) a.dskip[i] = sum_of<1>(a.dskip_parts + i, a.of_channels, a.groups).value[0];
-  if (a.dbias != nullptr) a.dbias[i] = sum_of<1>(a.dbias_parts + i, a.of_channels, a.groups).value[0];
+  if (a.dskip != nullptr) a.dskip[i] = careful_sum_of(a.dskip_parts + i, a.of_channels, a.groups);
+  if (a.dbias != nullptr) a.dbias[i] = careful_sum_of(a.dbias_parts + i, a.of_channels, a.groups);
 }
 
 template <class Shared>
@@ -127,8 +143,8 @@ InputRows input(const Rows& rows) {
   return {rows.data, static_cast<uint32_t>(rows.stride * sizeof(In))};
 }
 
-bool in_pairs(const void* data, uint32_t bytes, uint32_t size) {
-  return bytes % (2 * size) == 0 && reinterpret_cast<uintptr_t>(data) % (2 * size) == 0;
+bool aligned(const void* data, uint32_t bytes, uint32_t to) {
+  return bytes % to == 0 && reinterpret_cast<uintptr_t>(data) % to == 0;
 }
 
 template <class In>
@@ -169,18 +185,18 @@ cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t str
   if (cudaError_t e = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device)) return e;
   const BackwardArguments args{
       input<In>(p.u), input<In>(p.delta), input<In>(p.B), input<In>(p.C), input<In>(p.z), input<In>(out.dy),
-      {out.du, row}, {out.ddelta, row}, {out.dz, dz_row}, {out.y, row},
+      out.du, out.ddelta, out.y, out.dz, row, dz_row, out.y != nullptr,
       p.A, p.skip, p.delta_bias, out.dfinal_state, out.checkpoints, out.dinitial_state,
       work + parts.states, work + parts.dA, p.skip != nullptr ? work + parts.dskip : nullptr,
       p.delta_bias != nullptr ? work + parts.dbias : nullptr, p.cu_seqlens, p.order, p.T, processors,
       static_cast<int>(p.D), static_cast<int>(p.N), static_cast<int>(p.sequences),
       static_cast<int>(parts.channel_blocks), static_cast<int>(parts.groups), p.softplus};
 
-  bool usual = p.D % 2 == 0 && p.softplus && p.z.data != nullptr;
-  for (const InputRows& x : {args.u, args.delta, args.z, args.dy, args.B, args.C}) {
-    usual = usual && in_pairs(x.data, x.bytes, size);
-  }
-  for (const OutputRows& x : {args.du, args.ddelta, args.dz, args.y}) usual = usual && in_pairs(x.data, x.bytes, size);
+  bool usual = p.D % kChannels == 0 && p.softplus && p.z.data != nullptr;
+  for (const InputRows& x : {args.u, args.delta, args.z, args.dy}) usual = usual && aligned(x.data, x.bytes, 16);
+  for (const InputRows& x : {args.B, args.C}) usual = usual && aligned(x.data, x.bytes, 4 * size);
+  for (void* x : {out.du, out.ddelta, out.y}) usual = usual && aligned(x, row, 2 * size);
+  usual = usual && aligned(out.dz, dz_row, 2 * size);
   const bool few = parts.channel_blocks * parts.groups <= 3 * processors;
   const cudaError_t error = !fast  ? launch<GenericShared>(generic_backward<In>, kGenericThreads, args, stream)
                             : !usual ? launch_scan<Few, false>(args, stream)

@@ -62,14 +62,12 @@ struct InputRows {
   uint32_t bytes;  // from row to row
 };
 
-struct OutputRows {
-  void* data;
-  uint32_t bytes;
-};
 
 struct BackwardArguments {
   InputRows u, delta, B, C, z, dy;
-  OutputRows du, ddelta, dz, y;
+  void *du, *ddelta, *y, *dz;
+  uint32_t row_bytes, dz_bytes;  // from row to row: of the first three, of dz
+  bool wants_y;
   const float *A, *skip, *bias, *dfinal_state, *checkpoints;
   float* dinitial_state;
   // Sums of one block each: over its channels [2 (dB, dC), channel blocks, T, N]; over its sequences [groups, D, N] and
@@ -82,8 +80,8 @@ struct BackwardArguments {
   bool softplus;
 };
 
-// What a thread has asked for: delta and u of the next tile, two states of its B or C; u, dy and z of the next part.
-enum Box { kDelta, kU, kStatesOfTile, kRestU, kRestDy, kRestZ, kBoxes };
+// What a warp asks for at a time: delta and u of a part of the next tile; dy, z and u of the next part.
+enum Array { kDelta, kU, kRestDy, kRestZ, kRestU, kArrays };
 
 template <class Input, int kWarpsOfBlock, int kBlocksOfProcessor>
 struct BackwardPlan {
@@ -98,14 +96,21 @@ struct BackwardPlan {
     float4 step[kWarp];      // dt and dt u of a pair of channels, by token and pair
     float2 slope[kWarp];     // of the softplus
   };
+  // Where what a warp has asked for arrives: pairs of channels by token and pair; B and C of one token, which is
+  // another one in each of the block's warps.
+  struct alignas(16) Box {
+    typename PairOf<In>::Word pairs[kArrays][kWarp];
+    In states[2 * kN];
+  };
+  static_assert(kWarps == kPart);
   struct Shared {
     Part part[kWarps][kParts];
-    typename PairOf<In>::Word box[kBoxes][kThreads];  // what has been asked for, of each thread
-    float2 dy[kThreads];                // of the part at hand, behind the gate
-    float4 constants[kWarps][kPairs];   // D and delta_bias of a pair of channels
+    Box box[kWarps];
+    float4 now[kThreads];              // of the part at hand, by token and pair: dt, and dy behind the gate
+    float4 constants[kWarps][kPairs];  // D and delta_bias of a pair of channels
     // Sums over tokens are added up for a tile in registers and for all tiles here: long sums lose fewer digits so.
-    // Of a thread: dA of its two channels, and of the pair's dD and ddelta_bias.
-    float4 totals[3][kThreads];
+    float4 dA[2][kThreads];  // of a thread's two channels
+    float dD_dbias[kThreads];  // by what it is of (two of dD, two of ddelta_bias) and pair
     // Of the block: B and C of two tiles, this one and the one that is being fetched.
     float states[2][kParts][2][kPart][kN];
   };

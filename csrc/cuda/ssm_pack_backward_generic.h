@@ -150,25 +150,26 @@ class GenericBackward {
       const float raw = raw_step(t), slope = a_.softplus ? sigmoid_from(raw, exp_of_minus_abs(raw)) : 1.0f;
       const float ddelta = __fmul_rn(__fmaf_rn(u, gB, __fmul_rn(shared_.gA[i][x_], kLn2)), slope);
       const float y = __fmaf_rn(skip_, u, shared_.y[i][x_]);
-      store(a_.du, t, __fmaf_rn(shared_.dt[i][x_], gB, __fmul_rn(skip_, dy)));
-      store(a_.ddelta, t, ddelta);
+      store(a_.du, a_.row_bytes, t, __fmaf_rn(shared_.dt[i][x_], gB, __fmul_rn(skip_, dy)));
+      store(a_.ddelta, a_.row_bytes, t, ddelta);
       dskip = __fmaf_rn(dy, u, dskip);
       dbias = __fadd_rn(dbias, ddelta);
       if (a_.z.data == nullptr) {
-        store(a_.y, t, y);
+        store(a_.y, a_.row_bytes, t, y);
         continue;
       }
       const float z = load(a_.z, t), open = sigmoid(z), gate = __fmul_rn(z, open);
-      store(a_.dz, t, __fmul_rn(__fmul_rn(load(a_.dy, t), __fmaf_rn(gate, __fsub_rn(1.0f, open), open)), y));
-      store(a_.y, t, __fmul_rn(y, gate));
+      const float slope_of_gate = __fmaf_rn(gate, __fsub_rn(1.0f, open), open);
+      store(a_.dz, a_.dz_bytes, t, __fmul_rn(__fmul_rn(load(a_.dy, t), slope_of_gate), y));
+      store(a_.y, a_.row_bytes, t, __fmul_rn(y, gate));
     }
     dskip_ = __fadd_rn(dskip_, dskip);
     dbias_ = __fadd_rn(dbias_, dbias);
   }
 
-  __device__ void store(const OutputRows& rows, int t, float x) const {
-    if (rows.data == nullptr) return;
-    reinterpret_cast<In*>(static_cast<char*>(rows.data) + int64_t(start_ + t) * rows.bytes)[d_] = narrow<In>(x);
+  __device__ void store(void* rows, uint32_t bytes, int t, float x) const {
+    if (rows == nullptr) return;
+    reinterpret_cast<In*>(static_cast<char*>(rows) + int64_t(start_ + t) * bytes)[d_] = narrow<In>(x);
   }
 
   const BackwardArguments& a_;

@@ -7,6 +7,20 @@
 
 namespace mamba_lab::ssm {
 
+// The lane's number, read once more: what is made of it need not stay in registers for long.
+__device__ __forceinline__ int lane_again() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+// total + more; what rounding took off comes back in `more`, which is to go with what is added next (Kahan).
+__device__ __forceinline__ float add_carefully(float total, float& more) {
+  const float sum = __fadd_rn(total, more), lost = __fsub_rn(more, __fsub_rn(sum, total));
+  more = isfinite(lost) ? lost : 0.0f;  // an infinite sum has lost nothing
+  return sum;
+}
+
 // A store without a branch: branches keep the compiler from mixing what stands before and behind them.
 __device__ __forceinline__ void store_if(bool condition, void* to, uint32_t x) {
   asm volatile("{.reg .pred p; setp.ne.u32 p, %2, 0; @p st.global.b32 [%0], %1;}" ::"l"(to), "r"(x),
@@ -20,14 +34,13 @@ __device__ __forceinline__ void store_if(bool condition, void* to, uint64_t x) {
                : "memory");
 }
 
-// Copies sizeof(Word) bytes from global to shared memory while the thread goes on, or writes zeros there. The
-// compiler has six counters to wait for loads into registers with, and for exponentials: a copy like this one needs
-// none of them.
-template <class Word>
-__device__ __forceinline__ void copy_later(Word* to, const void* from, bool exists) {
+// Copies some bytes from global to shared memory while the thread goes on, or writes zeros there. The compiler has six
+// counters to wait for loads into registers with, and for exponentials: a copy like this one needs none of them.
+template <int kBytes>
+__device__ __forceinline__ void copy_later(void* to, const void* from, bool exists) {
   const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  const uint32_t bytes = exists ? sizeof(Word) : 0;  // the rest of the Word becomes zeros
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(sizeof(Word)), "r"(bytes)
+  const uint32_t bytes = exists ? kBytes : 0;  // the rest becomes zeros
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(kBytes), "r"(bytes)
                : "memory");
 }
 
@@ -53,7 +66,11 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], float left0, float
 // k is a pair of channels (lane % 4) and one of the two, a row a state lane, the half of the channels (lane / 4 % 2)
 // and one of two states, a column a token and a half. Only the column of the token at hand has weights in it: one sum
 // grows for each token. What counts are the rows and columns of the same half.
-template <bool kExact>
+//
+// kSwapped: the two states the other way round. The four registers of a product's left side follow each other, so do
+// four states of B or C that were loaded at once: an instruction that reads both takes a cycle more if they lie in the
+// same bank (even, odd), and this puts them apart.
+template <bool kExact, bool kSwapped>
 class SumOverChannels {
  public:
   // The weights of the token and channels that this lane owns.
@@ -71,12 +88,13 @@ class SumOverChannels {
 #pragma unroll
     for (int n = 0; n < kStates; n += 2) {
       float(&sum)[4] = sum_[n / 2];
-      multiply_add(sum, value[0][n], value[0][n + 1], value[1][n], value[1][n + 1], high0, high1);
+      const int n0 = n + kSwapped, n1 = n + 1 - kSwapped;
+      multiply_add(sum, value[0][n0], value[0][n1], value[1][n0], value[1][n1], high0, high1);
       if (kExact) {
         const auto rest = [&](int c, int i) { return __fsub_rn(value[c][i], without_last_digits(value[c][i])); };
         const float low0 = owned ? low_[0] : 0.0f, low1 = owned ? low_[1] : 0.0f;
-        multiply_add(sum, value[0][n], value[0][n + 1], value[1][n], value[1][n + 1], low0, low1);
-        multiply_add(sum, rest(0, n), rest(0, n + 1), rest(1, n), rest(1, n + 1), high0, high1);
+        multiply_add(sum, value[0][n0], value[0][n1], value[1][n0], value[1][n1], low0, low1);
+        multiply_add(sum, rest(0, n0), rest(0, n1), rest(1, n0), rest(1, n1), high0, high1);
       }
     }
   }
@@ -86,8 +104,9 @@ class SumOverChannels {
     const bool half = lane & 4;
     const float keep0 = half ? sum_[1][1] : sum_[0][0], keep1 = half ? sum_[1][3] : sum_[0][2];
     const float send0 = half ? sum_[0][1] : sum_[1][0], send1 = half ? sum_[0][3] : sum_[1][2];
-    return {__fadd_rn(keep0, __shfl_xor_sync(kAllLanes, send0, 4)),
-            __fadd_rn(keep1, __shfl_xor_sync(kAllLanes, send1, 4))};
+    const float sum0 = __fadd_rn(keep0, __shfl_xor_sync(kAllLanes, send0, 4));
+    const float sum1 = __fadd_rn(keep1, __shfl_xor_sync(kAllLanes, send1, 4));
+    return kSwapped ? float2{sum1, sum0} : float2{sum0, sum1};
   }
 
  private:
@@ -95,7 +114,7 @@ class SumOverChannels {
   float sum_[kStates / 2][4] = {};
 };
 
-// Every lane comes with its share of four tokens' sums and leaves with the whole sum of token lane / 8.
+// Every lane comes with its share of four sums and leaves with the whole of sum lane / 8.
 __device__ __forceinline__ float sum_over_states(const float (&share)[kPart], int lane) {
   const bool odd = lane & 8, late = lane & 16;
   float pair[2];

@@ -7,7 +7,8 @@
 
 namespace mamba_lab::ssm {
 
-// kUsual: softplus and gate are on, and pairs of channels can be read and written at once. The arithmetic is the same.
+// kUsual: softplus and gate are on, channels are a multiple of a warp's, and rows are aligned, so that 16 bytes can be
+// read at once and pairs of channels written. The arithmetic is the same.
 template <class P, bool kUsual>
 class BackwardTile {
  public:
@@ -25,7 +26,9 @@ class BackwardTile {
         block_(turn(args) % args.channel_blocks),
         group_(turn(args) / args.channel_blocks),
         channel_((block_ * P::kWarps + warp_) * kChannels + 2 * p_),
-        at_channel_(channel_ * static_cast<uint32_t>(sizeof(In))) {}
+        at_channel_(channel_ * static_cast<uint32_t>(sizeof(In))),
+        token_(channel_ < args.D ? j_ : kNever),
+        state_at_(int64_t(channel_) * kN + j_ * kStates) {}
 
  protected:
   // Blocks start in the order of their index, one on each processor, then a second one on each. The longest sequence
@@ -39,8 +42,10 @@ class BackwardTile {
   __device__ __forceinline__ bool softplus() const { return kUsual || a_.softplus; }
   __device__ __forceinline__ bool gated() const { return kUsual || a_.z.data != nullptr; }
 
-  // --- Fetching ahead: what the next tile's first sweep needs, part by part; what the next part needs beyond that ---
-  // "Next" is the one before in time: the walk goes from the end to the start.
+  // A token past every end: what is missing reads as zeros and is not written.
+  static constexpr uint32_t kNever = 1u << 31;
+
+  __device__ __forceinline__ bool exists(uint32_t t) const { return t < static_cast<uint32_t>(length_); }
 
   __device__ __forceinline__ uint64_t row(int t) const { return uint64_t(start_ + static_cast<uint32_t>(t)); }
 
@@ -50,68 +55,151 @@ class BackwardTile {
 
   // Token t of the sequence and the two channels of this lane. Zeros where there is no such token.
   __device__ __forceinline__ Word load_pair(const InputRows& rows, int t) const {
-    if (static_cast<unsigned>(t) >= limit_) return 0;
-    const char* const from = pair_at(rows, t);
-    if constexpr (kUsual) return *reinterpret_cast<const Word*>(from);
-    const In* const pair = reinterpret_cast<const In*>(from);
+    if (!exists(t)) return 0;
+    const In* const pair = reinterpret_cast<const In*>(pair_at(rows, t));
     return Words::of(pair[0], channel_ + 1 < a_.D ? pair[1] : narrow<In>(0.0f));
   }
 
-  // The same without waiting for it: it goes to shared memory without passing through a register.
-  __device__ __forceinline__ void ask_for_pair(Box box, const InputRows& rows, int t) const {
-    Word* const to = &shared_.box[box][threadIdx.x];
-    if constexpr (kUsual) {
-      copy_later(to, pair_at(rows, t), static_cast<unsigned>(t) < limit_);
+  // --- Fetching ahead: what the next tile's first sweep needs, part by part; what the next part needs beyond that ---
+  // "Next" is the one before in time: the walk goes from the end to the start, part by part without a gap.
+
+  // In the usual case a lane copies 16 bytes of delta, u, dy or z: in bfloat16 one instruction brings all four. u of
+  // the next part comes with B and C, 4 numbers a lane. What lanes copy arrives side by side, which is by array, token
+  // and channel, just as lanes read it.
+  static constexpr int kCopied = 16 / sizeof(In), kCopiedLast = 4;  // numbers at a time
+  static constexpr int kCopies = 4 * kPart * kChannels / kCopied / kWarp;
+
+  // What a lane copies next: from where, and of which token. Each time it moves on by a part.
+  struct Copy {
+    const char* from;
+    uint32_t part_bytes;
+    uint32_t token;
+  };
+
+  // The first ask() is for t0.
+  __device__ __forceinline__ void start_copies(int t0) {
+    if constexpr (!kUsual) return;
+    const int lane = lane_again(), first_channel = channel_ - lane % kPairs * 2;
+    const uint32_t missing = first_channel < a_.D ? 0 : kNever;
+    const auto copy_of = [&](const InputRows& rows, int column, int token, uint32_t missing) {
+      const char* const row = static_cast<const char*>(rows.data) + int64_t(start_ + t0 + token) * rows.bytes;
+      return Copy{row + column * sizeof(In), kPart * rows.bytes, t0 + token + missing};
+    };
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int at = (i * kWarp + lane) * kCopied, array = at / (kPart * kChannels);
+      const InputRows rows = array == kDelta ? a_.delta : array == kU ? a_.u : array == kRestDy ? a_.dy : a_.z;
+      copies_[i] = copy_of(rows, first_channel + at % kChannels,
+                           at / kChannels % kPart - (array < kRestDy ? kTile : kPart), missing);
+    }
+    const int at = last_copied(lane) * kCopiedLast;
+    if (at < kPart * kChannels) {
+      last_ = copy_of(a_.u, first_channel + at % kChannels, at / kChannels - kPart, missing);
     } else {
-      *to = load_pair(rows, t);
+      last_ = copy_of(at % (2 * kN) < kN ? a_.B : a_.C, at % kN, warp_ - kTile, 0);
     }
   }
 
-  // Two states of B or C: 64 threads of the block fetch those of a part.
-  __device__ __forceinline__ void ask_for_states(int t0) const {
-    if (threadIdx.x >= kPart * kN) return;
-    const InputRows& rows = threadIdx.x < kPart * kN / 2 ? a_.B : a_.C;
-    const int t = t0 + threadIdx.x / (kN / 2) % kPart;
-    const char* const from =
-        static_cast<const char*>(rows.data) + row(t) * rows.bytes + threadIdx.x % (kN / 2) * sizeof(Word);
-    const bool exists = static_cast<unsigned>(t) < static_cast<unsigned>(length_);
-    Word* const to = &shared_.box[kStatesOfTile][threadIdx.x];
+  // Which fours of u, B and C: there are 24. The last eight lanes copy what those before them do.
+  static __device__ __forceinline__ int last_copied(int lane) { return lane < 24 ? lane : lane - 8; }
+
+  template <int kCount>
+  __device__ __forceinline__ void start(Copy& copy, void* to) const {
+    copy_later<kCount * sizeof(In)>(to, copy.from, exists(copy.token));
+    copy.from -= copy.part_bytes, copy.token -= kPart;
+  }
+
+  // For delta, u, B and C of the part a tile before t0, and for dy, z and u of the part before t0. Nothing waits.
+  __device__ __forceinline__ void ask(int t0) {
+    auto& box = shared_.box[warp_];
     if constexpr (kUsual) {
-      copy_later(to, from, exists);
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        start<kCopied>(copies_[i], reinterpret_cast<In*>(&box.pairs[kDelta][0]) + (i * kWarp + lane_) * kCopied);
+      }
+      start<kCopiedLast>(last_, reinterpret_cast<In*>(&box.pairs[kRestU][0]) + last_copied(lane_) * kCopiedLast);
     } else {
-      const In* const pair = reinterpret_cast<const In*>(from);
-      *to = exists ? Words::of(pair[0], pair[1]) : 0;
+      box.pairs[kDelta][lane_] = load_pair(a_.delta, t0 - kTile + token_);
+      box.pairs[kU][lane_] = load_pair(a_.u, t0 - kTile + token_);
+      box.pairs[kRestDy][lane_] = load_pair(a_.dy, t0 - kPart + token_);
+      box.pairs[kRestZ][lane_] = gated() ? load_pair(a_.z, t0 - kPart + token_) : 0;
+      box.pairs[kRestU][lane_] = load_pair(a_.u, t0 - kPart + token_);
+      const InputRows& rows = lane_ < kN ? a_.B : a_.C;
+      const int t = t0 - kTile + warp_;
+      const char* const from = static_cast<const char*>(rows.data) + row(t) * rows.bytes;
+      box.states[lane_] = exists(t) ? reinterpret_cast<const In*>(from)[lane_ % kN] : narrow<In>(0.0f);
     }
   }
 
-  // What the first sweep of a tile needs of one part.
-  __device__ __forceinline__ void ask_for_steps(int tile, int part) const {
-    const int t = tile * kTile + part * kPart;
-    ask_for_pair(kDelta, a_.delta, t + j_);
-    ask_for_pair(kU, a_.u, t + j_);
-    ask_for_states(t);
+  // What has been asked for is there, for all lanes.
+  __device__ __forceinline__ void wait() const {
+    wait_for_copies();
+    __syncwarp();
   }
 
-  // What the parts beyond that need of a token: part number `part` of the sequence, -1 being none.
-  __device__ __forceinline__ void ask_for_rest(int part) const {
-    const int t = part * kPart + j_;
-    ask_for_pair(kRestU, a_.u, t);
-    ask_for_pair(kRestDy, a_.dy, t);
-    if (gated()) ask_for_pair(kRestZ, a_.z, t);
+  // Where this lane's numbers of a part lie in shared memory, in bytes: it moves from part to part, so that nothing has
+  // to be computed from the part's number.
+  struct Cursor {
+    uint32_t lane, pair, sum;  // in the part: of this lane, of its pair, of its sums over channels and its slope
+    uint32_t states, next;     // its four states of B and C; where it puts one of the next tile
+
+    __device__ __forceinline__ void step_back() {
+      lane -= sizeof(typename P::Part), pair -= sizeof(typename P::Part);
+      sum -= sizeof(typename P::Part), states -= kStatesBytes, next -= kStatesBytes;
+      hide();
+    }
+    // From before the first part of a tile to the last one of the tile before, where B and C lie the other way round.
+    __device__ __forceinline__ void turn(int tile) {
+      constexpr uint32_t kAll = kParts * sizeof(typename P::Part), kBoth = 2 * kParts * kStatesBytes;
+      lane += kAll, pair += kAll, sum += kAll;
+      states += tile & 1 ? 0 : kBoth, next += tile & 1 ? kBoth : 0;
+      hide();
+    }
+    // The compiler must not see that these numbers have to do with each other, or it computes them anew.
+    __device__ __forceinline__ void hide() {
+      asm("" : "+r"(lane), "+r"(pair), "+r"(sum), "+r"(states), "+r"(next));
+    }
+  };
+  static constexpr uint32_t kStatesBytes = 2 * kPart * kN * 4;
+  static constexpr uint32_t kStep = 2 * kWarp * 16, kSlope = kStep + kWarp * 16;
+
+  // Where four of a part's sums over channels lie, `at` being 4 token + their lane j: no two lanes that store at once
+  // want the same bank.
+  static __device__ __forceinline__ uint32_t swizzled(uint32_t at) { return at ^ (at >> 2 & 2); }
+
+  // At a tile's last part.
+  __device__ __forceinline__ Cursor cursor(int tile) const {
+    constexpr int part = kParts - 1;
+    const auto offset = [&](const void* x) {
+      return static_cast<uint32_t>(static_cast<const char*>(x) - reinterpret_cast<const char*>(&shared_));
+    };
+    const uint32_t at = offset(&shared_.part[warp_][part]), lane = lane_again();
+    return {at + 16 * lane, at + lane % kPairs * 16, at + 8 * (2 * swizzled(lane % 4 * 4 + lane / 8) + lane / 4 % 2),
+            offset(&shared_.states[tile & 1][part][0][0][lane / kPairs * kStates]),
+            offset(&shared_.states[tile & 1 ^ 1][part][lane / kN][warp_][lane % kN])};
   }
+
+  template <class X>
+  __device__ __forceinline__ X& shared(uint32_t at) const {
+    return *reinterpret_cast<X*>(reinterpret_cast<char*>(&shared_) + at);
+  }
+  __device__ __forceinline__ float2& two(uint32_t at) const { return shared<float2>(at); }
+  __device__ __forceinline__ float4& four(uint32_t at) const { return shared<float4>(at); }
 
   // The step of the token and channels that this lane owns, and its slope.
   struct Step {
-    float dt[2], dtu[2], slope[2];
+    float dt[2], dtu[2], slope[2], state;
   };
 
   // A token after the sequence's end, and one of the tile before the first, gets a step of 0, which leaves a state as
   // it is: softplus(-inf) is 0, and so is its slope.
   __device__ __forceinline__ Step step_asked_for(int tile, int part) const {
-    const Word delta = shared_.box[kDelta][threadIdx.x], u = shared_.box[kU][threadIdx.x];
+    const auto& box = shared_.box[warp_];
+    const Word delta = box.pairs[kDelta][lane_], u = box.pairs[kU][lane_];
     const float4 constants = shared_.constants[warp_][p_];
-    const bool exists = static_cast<unsigned>(tile * kTile + part * kPart + j_) < static_cast<unsigned>(length_);
+    const bool exists = this->exists(tile * kTile + part * kPart + token_);
     Step step;
+    step.state = widen(box.states[lane_]);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float raw = c == 0 ? __fadd_rn(Words::first(delta), constants.z) : __fadd_rn(Words::second(delta), constants.w);
@@ -124,41 +212,39 @@ class BackwardTile {
     return step;
   }
 
-  __device__ __forceinline__ void place(int tile, int part, const Step& step) const {
-    auto& to = shared_.part[warp_][part];
-    __syncwarp();
-    to.step[lane_] = {step.dt[0], step.dt[1], step.dtu[0], step.dtu[1]};
-    to.slope[lane_] = {step.slope[0], step.slope[1]};
-    if (threadIdx.x >= kPart * kN) return;
-    const Word states = shared_.box[kStatesOfTile][threadIdx.x];
-    reinterpret_cast<float2*>(shared_.states[tile & 1][part])[threadIdx.x] = {Words::first(states),
-                                                                              Words::second(states)};
+  __device__ __forceinline__ void place(const Cursor& at, const Step& step) const {
+    four(at.lane + kStep) = {step.dt[0], step.dt[1], step.dtu[0], step.dtu[1]};
+    two(at.sum + kSlope) = {step.slope[0], step.slope[1]};
+    shared<float>(at.next) = step.state;
   }
 
-  __device__ void ask_and_place(int tile, int part) const {
-    ask_for_steps(tile, part);
-    wait_for_copies();
-    place(tile, part, step_asked_for(tile, part));
+  // One part of the tile before, all at once.
+  __device__ __forceinline__ void ask_and_place(int tile, int part, const Cursor& at) {
+    ask(tile * kTile + part * kPart);
+    wait();
+    const Step step = step_asked_for(tile - 1, part);
+    take_rest();
+    __syncwarp();
+    place(at, step);
   }
 
   __device__ __forceinline__ void take_rest() {
-    rest_u_ = shared_.box[kRestU][threadIdx.x];
-    rest_dy_ = shared_.box[kRestDy][threadIdx.x];
-    rest_z_ = gated() ? shared_.box[kRestZ][threadIdx.x] : 0;
+    const auto& box = shared_.box[warp_];
+    rest_u_ = box.pairs[kRestU][lane_];
+    rest_dy_ = box.pairs[kRestDy][lane_];
+    rest_z_ = box.pairs[kRestZ][lane_];
   }
 
   // This lane's four numbers of B (0) or C (1).
-  __device__ __forceinline__ Packed<float, kStates> states_at(int tile, int part, int i, int matrix) const {
-    return load_packed<float, kStates>(&shared_.states[tile & 1][part][matrix][i][kStates * j_]);
+  __device__ __forceinline__ const Packed<float, kStates>& states_at(uint32_t at, int i, int matrix) const {
+    return shared<Packed<float, kStates>>(at + (matrix * kPart + i) * kN * 4);
   }
 
   // --- Results ---
 
-  __device__ __forceinline__ void store_pair(const OutputRows& rows, int t, float first, float second,
-                                             bool wanted = true) const {
+  __device__ __forceinline__ void store_pair(void* rows, uint64_t at, bool exists, float first, float second) const {
     const In x[2] = {narrow<In>(first), narrow<In>(second)};
-    In* const to = reinterpret_cast<In*>(static_cast<char*>(rows.data) + row(t) * rows.bytes + at_channel_);
-    const bool exists = static_cast<unsigned>(t) < limit_ && wanted;
+    In* const to = reinterpret_cast<In*>(static_cast<char*>(rows) + at);
     if constexpr (kUsual) {
       store_if(exists, to, Words::of(x[0], x[1]));
     } else {
@@ -167,21 +253,22 @@ class BackwardTile {
     }
   }
 
-  // The block's part of the tile's dB and dC, warp after warp.
+  // The block's part of the tile's dB and dC, warp after warp. A thread adds up four states of one token.
   __device__ void sum_warps(int tile) const {
-    constexpr unsigned kFours = kPart * kN / 4;  // of one matrix in one part
-    for (unsigned k = threadIdx.x; k < 2 * kParts * kFours; k += P::kThreads) {
-      const unsigned matrix = k / (kParts * kFours), part = k / kFours % kParts, at = k % kFours;
-      const int t = tile * kTile + part * kPart + at / (kN / 4);
-      if (t >= length_) continue;
-      float4 sum = (&shared_.part[0][part].state[0][0])[matrix * kFours + at];
+    constexpr int kFours = kPart * kN / 4;  // of one matrix in one part
+    static_assert(P::kThreads == kTile * kN / 4);
+    const uint32_t thread = warp_ * kWarp + lane_again(), part = thread / kFours, at = swizzled(thread % kFours);
+    if (!exists(tile * kTile + thread / (kN / 4))) return;
+    float4* to = reinterpret_cast<float4*>(a_.states_parts + (block_ * a_.T + row(tile * kTile)) * kN) + thread;
+#pragma unroll
+    for (int matrix = 0; matrix < 2; ++matrix, to += a_.channel_blocks * a_.T * (kN / 4)) {
+      float4 sum = shared_.part[0][part].state[0][matrix * kFours + at];
 #pragma unroll
       for (int w = 1; w < P::kWarps; ++w) {
-        const float4 x = (&shared_.part[w][part].state[0][0])[matrix * kFours + at];
+        const float4 x = shared_.part[w][part].state[0][matrix * kFours + at];
         sum = {__fadd_rn(sum.x, x.x), __fadd_rn(sum.y, x.y), __fadd_rn(sum.z, x.z), __fadd_rn(sum.w, x.w)};
       }
-      const int64_t to = (int64_t(matrix) * a_.channel_blocks + block_) * a_.T + row(t);
-      *reinterpret_cast<float4*>(a_.states_parts + to * kN + at % (kN / 4) * 4) = sum;
+      *to = sum;
     }
   }
 
@@ -195,25 +282,24 @@ class BackwardTile {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float4 x = {};
-      if (from != nullptr && channel_ + c < a_.D) {
-        x = *reinterpret_cast<const float4*>(from + int64_t(channel_ + c) * kN + kStates * j_);
-      }
+      if (from != nullptr && channel_ + c < a_.D) x = *reinterpret_cast<const float4*>(from + state_at_ + c * kN);
       to[c][0] = x.x, to[c][1] = x.y, to[c][2] = x.z, to[c][3] = x.w;
     }
   }
 
   // Moves them into the L2 cache, so that loading them takes a third of the time.
   __device__ void fetch_states(const float* from) const {
-    const float* const of_lane = from + int64_t(channel_ + j_ % 2) * kN;
-    if (channel_ + j_ % 2 < a_.D) asm volatile("prefetch.global.L2 [%0];" ::"l"(of_lane));
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (channel_ + c < a_.D) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + state_at_ + c * kN));
+    }
   }
 
   __device__ void store_states(float* to, const float (&from)[2][kStates]) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       if (channel_ + c >= a_.D) break;
-      *reinterpret_cast<float4*>(to + int64_t(channel_ + c) * kN + kStates * j_) = {from[c][0], from[c][1], from[c][2],
-                                                                                   from[c][3]};
+      *reinterpret_cast<float4*>(to + state_at_ + c * kN) = {from[c][0], from[c][1], from[c][2], from[c][3]};
     }
   }
 
@@ -224,10 +310,12 @@ class BackwardTile {
   const int j_, p_;  // states and token, channels
   const int block_, group_, channel_;
   const uint32_t at_channel_;  // in bytes
+  const uint32_t token_;       // of a part: this lane's, or none
+  const int64_t state_at_;
   uint32_t start_ = 0;
   int length_ = 0;
   Word rest_u_, rest_dy_, rest_z_;  // of the part at hand
-  unsigned limit_ = 0;  // tokens that this lane reads and writes: none where its channels do not exist
+  Copy copies_[kCopies], last_;
 };
 
 }  // namespace mamba_lab::ssm

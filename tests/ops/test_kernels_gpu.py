@@ -129,6 +129,17 @@ def test_bits_alone_and_packed_for_other_sizes(name: str, size: int, backend: st
         assert_each_is_as_alone(name, backend, lengths, case, **OPTIONS[name][0])
 
 
+def test_bits_of_few_blocks_and_of_many(backend: str) -> None:
+    """The scan's backward pass gives threads fewer registers where more blocks are under way than fit with many: here
+    packed, not alone."""
+    D, channels_of_block, blocks_of_processor = 2048, 64, 3
+    most = blocks_of_processor * torch.cuda.get_device_properties("cuda").multi_processor_count
+    sequences = most // (D // channels_of_block) + 1
+    lengths = tuple(1 + 37 * i % 70 for i in range(sequences))
+    case = made("ssm_pack", lengths, D, 16, torch.bfloat16, device="cuda")
+    assert_each_is_as_alone("ssm_pack", backend, lengths, case, **OPTIONS["ssm_pack"][0])
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_no_other_sequence_sees_a_change(name: str, poison: float, backend: str) -> None:
