@@ -131,6 +131,7 @@ def prediction_bar(
     what: str,
     percent: bool = False,
     limit: float | None = None,
+    spread: Mapping[str, tuple[float, float]] | None = None,
 ) -> Figure:
     """What was measured, as bars, and what the reader predicted, dashed. Without a prediction only the measurement.
 
@@ -140,12 +141,16 @@ def prediction_bar(
         what: label of the value axis.
         percent: values between 0 and 1 are drawn as percentages.
         limit: end of the value axis; by default it covers everything.
+        spread: from where to where the single values lie, by the name of a bar: a line across its end.
     """
     bars = dict(measured) if isinstance(measured, Mapping) else {"measured": measured}
     if not bars:
         raise ValueError("measured is empty: expected a number, or numbers by name")
     if prediction is not None and not np.isfinite(float(prediction)):
         raise ValueError(f"prediction is {prediction}: expected a number, or None")
+    lines = dict(spread or {})
+    if unknown := [name for name in lines if name not in bars]:
+        raise ValueError(f"spread has {unknown[0]!r}, which is none of measured: {', '.join(bars)}")
     with style():
         names = list(bars)
         rows: list[tuple[str, float, bool]] = [(name, float(bars[name]), False) for name in names]
@@ -153,13 +158,16 @@ def prediction_bar(
             rows.insert(1, ("your prediction", float(prediction), True))
         fig = new_figure(0.75 + 0.42 * len(rows))
         ax = fig.subplots()
-        ends = [abs(value) for _, value, _ in rows]
-        for y, (_, value, dashed) in enumerate(rows):
+        ends = [abs(value) for _, value, _ in rows] + [high for _, high in lines.values()]
+        for y, (name, value, dashed) in enumerate(rows):
             look: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linestyle": (0, (4, 2)), "linewidth": 1.6}
             ax.barh(y, value, 0.62, **(look if dashed else {"color": SERIES[0]}))
+            low, high = (value, value) if dashed else lines.get(name, (value, value))
+            if low < high:
+                ax.plot([low, high], [y, y], color=INK, linewidth=1.6, linestyle="-", solid_capstyle="butt")
             ax.annotate(
                 _short(value, percent),
-                (value, y),
+                (max(value, high), y),
                 xytext=(5, 0),
                 textcoords="offset points",
                 va="center",

@@ -33,6 +33,18 @@ def test_prediction_is_dashed_and_hollow() -> None:
     assert words(fig) == ["57%", "80%"]
 
 
+def test_a_spread_is_a_line_over_the_end_of_its_bar_and_the_number_stands_behind_it() -> None:
+    fig = plots.prediction_bar({"a": 0.5, "b": 1.0}, 0.7, what="times", spread={"a": (0.4, 2.0)})
+    ax = fig.axes[0]
+    (line,) = ax.lines
+    assert (list(line.get_xdata()), list(line.get_ydata())) == ([0.4, 2.0], [0, 0])
+    number = next(text for text in ax.texts if text.get_text() == "0.5")
+    assert number.xy == (2.0, 0)
+    assert ax.get_xlim()[1] > 2
+    with pytest.raises(ValueError, match="spread has 'c', which is none of measured: a, b"):
+        plots.prediction_bar({"a": 0.5, "b": 1.0}, what="times", spread={"c": (1, 2)})
+
+
 def test_a_wild_prediction_still_fits() -> None:
     fig = plots.prediction_bar(0.57, 80, what="valid ratio", percent=True)
     assert fig.axes[0].get_xlim()[1] > 80
