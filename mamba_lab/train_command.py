@@ -29,14 +29,15 @@ examples:
   mamba-lab train runs/2 --resume                             the same, with the settings that the run has saved
   mamba-lab generate runs/2 --prompt "The list"               what it has learnt
 
-Ctrl-C and SIGTERM end the step, write a checkpoint and end the run; a second one ends it at once.
+Ctrl-C, SIGTERM and a terminal that is closed end the step, write a checkpoint and end the run; a second signal ends it
+at once.
 
 exit codes:
   0    the run is finished, or it was stopped and a checkpoint is written
   1    a setting, the data or a checkpoint is wrong, memory did not suffice, or a loss was not finite and
        on_nonfinite is "stop"; where steps were taken, the last one is in a checkpoint
   2    wrong usage
-  130, 143   ended at once by a second Ctrl-C or SIGTERM; the checkpoints before it are there
+  130, 143, 129   ended at once by a second Ctrl-C, SIGTERM or SIGHUP; the checkpoints before it are there
 """
 _SECONDS_BETWEEN_LINES = 20.0
 

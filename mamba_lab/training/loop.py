@@ -45,7 +45,7 @@ class TrainResult:
         steps: taken so far, those before a resume among them.
         history: the steps of this call.
         validation: (step, loss) of every validation so far.
-        stopped: "finished" (all epochs), "max_steps", "signal" (Ctrl-C or SIGTERM), or "nonfinite".
+        stopped: "finished" (all epochs), "max_steps", "signal" (Ctrl-C, SIGTERM, SIGHUP), or "nonfinite".
         folder: where the run is; None where nothing was written.
         tokens: trained on so far, without padding.
         seconds: spent in steps so far.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that the loop reads between two steps; a second one ends at once."""
+"""Ctrl-C, SIGTERM and SIGHUP as a wish that the loop reads between two steps; a second one ends at once."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 
 log = logging.getLogger("mamba_lab")
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_PRESS_SECONDS = 0.3
 """A signal this soon after the first is its echo: a terminal sends Ctrl-C to every process of a group, and a wrapper
 such as ``make`` or ``torchrun`` passes it on once more."""
 
 
 class StopRequests:
-    """Inside the block, the first SIGINT or SIGTERM asks for a stop; the second one stops.
+    """Inside the block, the first SIGINT, SIGTERM or SIGHUP (a terminal was closed) asks for a stop; the second stops.
 
         with StopRequests() as stop:
             for batch in batches:
@@ -27,14 +28,15 @@ class StopRequests:
                     save_checkpoint(...)
                     break
 
-    The second raises KeyboardInterrupt (SIGINT) or SystemExit(143) (SIGTERM) wherever the program is; a checkpoint that
-    is being written then leaves nothing behind. Afterwards the handlers that were there before are back.
+    The second raises KeyboardInterrupt (SIGINT) or SystemExit (143 for SIGTERM, 129 for SIGHUP) wherever the program
+    is; a checkpoint that is being written then leaves nothing behind. Afterwards the handlers that were there before
+    are back.
 
     A signal that this process was told to ignore, as ``nohup`` and a shell's ``&`` do, stays ignored. Signals reach the
     main thread only: in another one ``requested`` stays None.
 
     Attributes:
-        requested: None, or the name of the signal that asked: "SIGINT", "SIGTERM".
+        requested: None, or the name of the signal that asked: "SIGINT", "SIGTERM", "SIGHUP".
     """
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class StopRequests:
 
     def __enter__(self) -> StopRequests:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOPPING:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._on_signal)
         return self

@@ -23,9 +23,10 @@ from mamba_lab.training.signals import StopRequests
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
     """As in a terminal, whatever started the tests; and put back if a test fails inside a block."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in signals.STOPPING}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -41,7 +42,7 @@ def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_asks(number: signal.Signals, caplog: pytest.LogCaptureFixture) -> None:
     with StopRequests() as stop:
         assert stop.requested is None
@@ -51,7 +52,7 @@ def test_the_first_asks(number: signal.Signals, caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.usefixtures("no_echo")
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_second_ends(first: signal.Signals) -> None:
     with StopRequests() as stop:
         send(first)
@@ -60,6 +61,9 @@ def test_the_second_ends(first: signal.Signals) -> None:
         with pytest.raises(SystemExit) as ended:
             send(signal.SIGTERM)
         assert ended.value.code == 143
+        with pytest.raises(SystemExit) as ended:
+            send(signal.SIGHUP)
+        assert ended.value.code == 129
         assert stop.requested == first.name
 
 
