@@ -55,6 +55,21 @@ def require_model(model: object) -> None:
             f"model must be a MambaLM, got {type(model).__name__}. Make one with MambaLM(config); for one that is on "
             f'disk leave model out and name its folder in TrainConfig(model={{"from_pretrained": folder}}).'
         )
+    if own is not None and any(parameter.is_meta for parameter in own.parameters()):
+        raise ValueError("model is on meta and has no values. Call to_empty(device=...) and load its weights first.")
+
+
+def require_gradients() -> None:
+    """Refuse to train where PyTorch was told to keep no gradients.
+
+    Raises:
+        ValueError: gradients are off.
+    """
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        raise ValueError(
+            "training was called where gradients are off: inside torch.no_grad() or torch.inference_mode(). Call it "
+            "outside."
+        )
 
 
 def require_documents(documents: object) -> None:

@@ -16,7 +16,7 @@ from mamba_lab.models import MambaLM
 from .config import TrainConfig
 from .data import TrainingData
 from .gradient_report import gradient_report
-from .kinds import require_config, require_documents, require_function, require_model
+from .kinds import require_config, require_documents, require_function, require_gradients, require_model
 from .memory import require_training_fits
 from .metrics import BatchCounts, StepMetrics, peak_memory_gib
 from .prepare import (
@@ -85,6 +85,7 @@ def train(
         Exception: whatever ends a step, such as torch.OutOfMemoryError. A checkpoint of the last finished step is
             written first, where there is an output_dir, and the log says so.
     """
+    require_gradients()
     require_config(config)
     require_model(model)
     require_documents(documents)

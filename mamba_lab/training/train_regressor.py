@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mamba_lab.batching._epoch import permutation
 
 from .evaluate import evaluate
-from .kinds import require_training
+from .kinds import require_gradients, require_training
 from .optim import Schedule, make_optimizer
 from .prepare import pick_device, uses_bf16
 from .regression import Distance, MambaRegressor, Series, regression_loss, series_batches
@@ -70,6 +70,7 @@ def train_regressor(
             f"n_features)."
         )
     require_training(training)
+    require_gradients()
     loss, plain = regression_loss(distance, regulariser), regression_loss(distance)
     batches = series_batches(series, capacity, targets=targets)
     held_out = series_batches(validation, capacity, name="validation")

@@ -22,6 +22,7 @@ from mamba_lab.document import Document
 from mamba_lab.log import log_once
 from mamba_lab.models import MambaConfig, MambaLM
 from mamba_lab.training import (
+    MambaRegressor,
     TrainConfig,
     TrainingData,
     TrainResult,
@@ -29,6 +30,7 @@ from mamba_lab.training import (
     latest_checkpoint,
     read_metrics,
     train,
+    train_regressor,
 )
 from mamba_lab.training.documents import validation_numbers
 from mamba_lab.training.prepare import (
@@ -372,6 +374,24 @@ def test_an_argument_of_another_kind_is_named(
     with pytest.raises(ValueError, match=message):
         train(**({"config": chosen, "documents": documents()} | given))
     assert not (tmp_path / "run").exists(), "refused before anything is written"
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_where_gradients_are_off_nothing_is_trained(
+    settings: Callable[..., TrainConfig], off: Callable[[], Any]
+) -> None:
+    series, training = [[[1.0], [2.0]]], settings().training
+    regressor = MambaRegressor(MambaConfig(d_model=8, n_layer=1, vocab_size=1), 1)
+    with off():
+        with pytest.raises(ValueError, match=r"^training was called where gradients are off"):
+            run(settings())
+        with pytest.raises(ValueError, match=r"^training was called where gradients are off"):
+            train_regressor(regressor, series, training, capacity=2)
+
+
+def test_a_model_without_values(settings: Callable[..., TrainConfig]) -> None:
+    with pytest.raises(ValueError, match=r"^model is on meta and has no values\. Call to_empty"):
+        run(settings(), model=poisoned(settings(), times=0).to("meta"))
 
 
 @pytest.mark.parametrize(
