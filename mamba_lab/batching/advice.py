@@ -93,7 +93,7 @@ class Recommendation:
         dropped = f", {self.dropped:,} token{'' if self.dropped == 1 else 's'} dropped" if self.dropped else ""
         return (
             f"capacity {self.capacity:,}, buffer {self.buffer_size:,}: {rows}, {self.padding_rate:.1%} padding"
-            f"{dropped}.\n{fill(self.reason, 92)}"
+            f"{dropped}.\n{fill(self.reason, 76)}"
         )
 
 

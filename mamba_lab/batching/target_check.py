@@ -53,9 +53,9 @@ class TargetReport:
         elif self.n_tokens:
             share = f" ({self.n_targets / self.n_tokens:.0%} of the tokens)"
         lines = [f"{_n(self.n_batches, 'batch')}, {_n(self.n_tokens, 'token')}, {_n(self.n_targets, 'target')}{share}"]
-        # Filled to a notebook's width: a longer line breaks inside a word there.
-        lines += [fill(f"- {finding}", 92, subsequent_indent="  ") for finding in self.findings or ("nothing found",)]
-        lines += [fill(f"note: {note}", 92, initial_indent="  ", subsequent_indent="  ") for note in self.notes]
+        # Filled to the width of a page: a longer line breaks inside a word in some notebooks.
+        lines += [fill(f"- {finding}", 76, subsequent_indent="  ") for finding in self.findings or ("nothing found",)]
+        lines += [fill(f"note: {note}", 76, initial_indent="  ", subsequent_indent="  ") for note in self.notes]
         return "\n".join(lines)
 
 

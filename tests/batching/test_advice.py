@@ -112,7 +112,7 @@ def test_savings_compare_positions() -> None:
     assert advice.saved_against_sequential == pytest.approx(1 - positions / sequential)
     assert advice.plan(PUBLISHED).n_bins == advice.rows
     assert str(advice).startswith("capacity 2,048, buffer 1,024: ")
-    assert max(map(len, str(advice).splitlines())) <= 92
+    assert max(map(len, str(advice).splitlines())) <= 76
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0]])

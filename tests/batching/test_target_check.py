@@ -51,7 +51,7 @@ def test_the_report_fits_into_a_notebook_and_says_which_of_several_batches() -> 
     assert "first at batch 1, row 0, position 0" in check_targets([PACKED, wrong]).findings[0]
     assert "first at row 0, position 0" in check_targets(wrong).findings[0]
     lines = str(several).splitlines()
-    assert max(map(len, lines)) <= 92
+    assert max(map(len, lines)) <= 76
     assert lines[2].startswith("  ")
 
 
