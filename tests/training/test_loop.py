@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 from run_help import config, documents, lines, same_weights
 
 from mamba_lab.document import Document
 from mamba_lab.log import log_once
-from mamba_lab.models import MambaConfig, MambaLM
+from mamba_lab.models import MambaLM
 from mamba_lab.training import (
-    MambaRegressor,
     TrainConfig,
     TrainingData,
     TrainResult,
@@ -30,7 +28,6 @@ from mamba_lab.training import (
     latest_checkpoint,
     read_metrics,
     train,
-    train_regressor,
 )
 from mamba_lab.training.documents import validation_numbers
 from mamba_lab.training.prepare import (
@@ -341,72 +338,6 @@ def test_what_does_not_fit_is_named(settings: Callable[..., TrainConfig], monkey
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: False)
     with pytest.raises(ValueError, match="this GPU computes no bfloat16"):
         uses_bf16(chosen.training.model_copy(update={"bf16": True}), torch.device("cuda"))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            {"config": {"training": {"max_steps": 1}}},
-            r"^config must be a TrainConfig, got dict\. .* TrainConfig\(\*\*values\)",
-        ),
-        ({"config": "my.toml"}, r"^config must be a TrainConfig, got str\. .* TrainConfig\.from_toml\(path\)"),
-        ({"model": torch.nn.Linear(2, 2)}, r"^model must be a MambaLM, got Linear\. Make one with MambaLM\(config\)"),
-        (
-            {"model": torch.nn.Sequential(MambaLM(MambaConfig(d_model=8, n_layer=1, vocab_size=8)))},
-            r"^model must be a MambaLM, got Sequential\. ",
-        ),
-        (
-            {"model": "runs/first"},
-            r'^model must be a MambaLM, got str\. .* TrainConfig\(model=\{"from_pretrained": folder',
-        ),
-        (
-            {"documents": "my.jsonl"},
-            r"^documents must be a list of Document\(.*\), got 'my.jsonl'\. A file or a",
-        ),
-        ({"on_step": 5}, r"^on_step must be a function of a step's StepMetrics, or None, got 5\.$"),
-    ],
-)
-def test_an_argument_of_another_kind_is_named(
-    settings: Callable[..., TrainConfig], tmp_path: Path, given: dict[str, Any], message: str
-) -> None:
-    chosen = settings(training={"output_dir": tmp_path / "run"})
-    with pytest.raises(ValueError, match=message):
-        train(**({"config": chosen, "documents": documents()} | given))
-    assert not (tmp_path / "run").exists(), "refused before anything is written"
-
-
-@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
-def test_where_gradients_are_off_nothing_is_trained(
-    settings: Callable[..., TrainConfig], off: Callable[[], Any]
-) -> None:
-    series, training = [[[1.0], [2.0]]], settings().training
-    regressor = MambaRegressor(MambaConfig(d_model=8, n_layer=1, vocab_size=1), 1)
-    with off():
-        with pytest.raises(ValueError, match=r"^training was called where gradients are off"):
-            run(settings())
-        with pytest.raises(ValueError, match=r"^training was called where gradients are off"):
-            train_regressor(regressor, series, training, capacity=2)
-
-
-def test_a_model_without_values(settings: Callable[..., TrainConfig]) -> None:
-    with pytest.raises(ValueError, match=r"^model is on meta and has no values\. Call to_empty"):
-        run(settings(), model=poisoned(settings(), times=0).to("meta"))
-
-
-@pytest.mark.parametrize(
-    "wrapped",
-    [
-        lambda model: torch.compile(model, backend="eager"),
-        lambda model: get_peft_model(model, LoraConfig(r=2, target_modules=["in_proj"])),
-    ],
-    ids=["torch.compile", "PEFT"],
-)
-def test_a_wrapped_model_is_trained(
-    settings: Callable[..., TrainConfig], wrapped: Callable[[MambaLM], torch.nn.Module]
-) -> None:
-    chosen = settings(training={"max_steps": 2})
-    assert run(chosen, model=wrapped(poisoned(chosen, times=0))).steps == 2
 
 
 def test_repeatable_gives_back_what_was_set() -> None:
