@@ -22,7 +22,7 @@ examples:
   mamba-lab reset 02                  restore notebook 02 in my/, keep the old one beside it
   mamba-lab course --only 02          execute notebook 02 and write its page
   mamba-lab pack my.jsonl             what packing saves on your documents, and how to pack them
-  mamba-lab train pretrain-docs       train a small model on the course's documents, in two minutes
+  mamba-lab train pretrain-docs       train a small model on the course's documents, in a minute
   mamba-lab generate runs/docs --prompt "The"   read what it writes
   mamba-lab bench batching            measure the batching schemes, write data/results/batching.json
   mamba-lab bench packing             measure the packers, write data/results/packing.json
