@@ -12,7 +12,7 @@ from typing import Any
 
 log = logging.getLogger("mamba_lab")
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 SAME_PRESS_SECONDS = 0.3
 """A signal this soon after the first is its echo: a terminal sends Ctrl-C to every process of a group, and a wrapper
 such as ``make`` or ``torchrun`` passes it on once more."""
