@@ -97,6 +97,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         result = train(config, resume=args.resume_from or args.resume, on_step=lines)
     except (RuntimeError, MemoryError) as error:
+        if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+            raise ValueError(
+                f"training.torch_compile is true, and PyTorch's compiler failed: {str(error).splitlines()[0]}. Mend "
+                f"that (it needs a C++ compiler, on a GPU Triton), or set it to false: --resume may go on without it."
+            ) from error
         if not is_out_of_memory(error):
             raise
         raise ValueError(_out_of_memory(config, str(error))) from error

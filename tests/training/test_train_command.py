@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+import torch._inductor.config
 from log_help import metrics
 
 from mamba_lab import cli
@@ -302,6 +304,18 @@ def test_a_model_larger_than_the_memory(settings: Path, capsys: pytest.CaptureFi
     assert one_line(capsys).startswith("model.d_model is 2,147,483,647, model.expand 2, ")
     assert run(settings, "--set", "model.d_model=2147483647", "--dry-run") == 1
     assert one_line(capsys).startswith("model.d_model is 2,147,483,647, model.expand 2, ")
+
+
+def test_a_compiler_that_is_missing_is_one_line(
+    settings: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/nonexistent/g++"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    assert run(settings, "--set", "training.torch_compile=true") == 1
+    line = one_line(capsys)
+    assert line.startswith("training.torch_compile is true, and PyTorch's compiler failed: ")
+    assert "No working C++ compiler found" in line
+    torch._dynamo.reset()
 
 
 def test_a_missing_library_is_one_line(
