@@ -41,8 +41,8 @@ GPU_STEPS = (
 )
 # Within a buffer of a stream the packs of best fit are those of "packed-greedy", so their time is too.
 TIMED = tuple(scheme for scheme in SCHEMES if scheme != "packed-best-fit")
-# Of more micro-batches than that, so many are timed: one sequence takes as long as a whole pack of a small model.
-AT_MOST = {"one-at-a-time": 12}
+# Of more micro-batches than that, so many are timed: more where they differ in size.
+AT_MOST = {"one-at-a-time": 12, "bucketed": 12, "padded": 8}
 OTHERS_AT_MOST = 4
 # A sample is timed so often, and less often where that would take longer than so many seconds.
 REPEATS, STEP_SECONDS = 5, 2.0
