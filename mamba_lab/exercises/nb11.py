@@ -82,10 +82,10 @@ def _diagnose(
     usual = statistics.median(longest)
     signs = {
         "n": (NOT_A_NUMBER, not all(map(math.isfinite, loss))),
-        "g": (TOO_GOOD, min(loss) < 0.5),
+        "g": (TOO_GOOD, min(loss) < loss[0] / 2),
         "l": (LONG_SAMPLE, any(b and length > 2 * usual for b, length in zip(low, longest, strict=True))),
         "p": (PADDING, sum(low) > n / 2),
-        "j": (JUMP, max(grad_norm) > jump * statistics.median(grad_norm)),
+        "j": (JUMP, max(loss) > 1.5 * loss[0] or max(grad_norm) > jump * statistics.median(grad_norm)),
     }
     return next((name for name, seen in (signs[letter] for letter in order) if seen), HEALTHY)
 
@@ -102,6 +102,8 @@ check_diagnose = Exercise(
         case(loss=_FALLING, valid_ratio=_FULL, longest=_LENGTHS, grad_norm=_CALM),
         case(loss=[8.0, 7.5, math.nan, math.nan, math.nan], valid_ratio=_FULL, longest=_LENGTHS, grad_norm=_CALM),
         case(loss=[8.0, 3.0, 0.9, 0.3, 0.1], valid_ratio=_FULL, longest=_LENGTHS, grad_norm=_CALM),
+        case(loss=[9.0, 7.5, 5.0, 4.4, 4.6], valid_ratio=[0.5] * 5, longest=_LENGTHS, grad_norm=_CALM),
+        case(loss=[4.0, 3.5, 3.1, 2.8, 2.4], valid_ratio=_FULL, longest=_LENGTHS, grad_norm=_CALM),
         case(loss=_FALLING, valid_ratio=[0.4, 0.5, 0.3, 0.85, 0.4], longest=_LENGTHS, grad_norm=_CALM),
         case(
             loss=_FALLING,
@@ -114,10 +116,21 @@ check_diagnose = Exercise(
         case(
             loss=[8.0, 7.0, 11.0, 9.0, 8.5], valid_ratio=_FULL, longest=_LENGTHS, grad_norm=[1.0, 0.9, 45.0, 1.2, 0.8]
         ),
+        case(loss=[9.0, 14.0, 22.0, 30.0, 16.0], valid_ratio=_FULL, longest=_LENGTHS, grad_norm=[0.5, 17, 9, 18, 16]),
         case(loss=_FALLING, valid_ratio=_FULL, longest=_LENGTHS, grad_norm=[1.0, 0.9, 6.0, 1.2, 0.8]),
         case(loss=[8.0, 3.0, 0.2, 0.1, math.nan], valid_ratio=_FULL, longest=_LENGTHS, grad_norm=_CALM),
     ],
     mistakes=[
+        Mistake(
+            "every norm is large",
+            "No norm of this run leaps above the others, and yet its loss climbs to more than 1.5 times the first. "
+            "Either sign is enough for a jump.",
+            when=lambda answer, loss, valid_ratio, longest, grad_norm: (
+                answer == HEALTHY
+                and max(grad_norm) < 10 * statistics.median(grad_norm)
+                and _diagnose(loss, valid_ratio, longest, grad_norm) == JUMP
+            ),
+        ),
         Mistake(
             "healthy whatever comes",
             "This run is not healthy. Go through the table from the top and return at the first sign that you see.",
@@ -125,8 +138,15 @@ check_diagnose = Exercise(
         ),
         Mistake(
             "compares with nan",
-            "Comparisons with nan are all False: nan < 0.5 and nan > 0.5. Ask math.isfinite(loss) first of all.",
+            "Comparisons with nan are all False: nan < 4 and nan > 4. Ask math.isfinite(loss) first of all.",
             when=lambda answer, loss, *_: not all(map(math.isfinite, loss)),
+        ),
+        Mistake(
+            "half of what?",
+            "The sign is a loss under half of the run's own first loss, whatever number that is.",
+            when=lambda answer, loss, *rest: (
+                answer == TOO_GOOD or (_diagnose(loss, *rest) == TOO_GOOD and min(loss) >= 0.5)
+            ),
         ),
         Mistake(
             "one bad step is no habit",

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from mamba_lab.exercises.nb11 import check_diagnose, check_learning_rate, check_pace
 from mamba_lab.exercises.testing import assert_solution_passes, assert_stub_fails, assert_wrong_answers
 from mamba_lab.training.optim import learning_rate_factor
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "11_training.ipynb"
 
 
 def stub(*inputs): ...
@@ -46,7 +50,7 @@ def test_pace_wrong_answers():
 def diagnose(loss, valid_ratio, longest, grad_norm):
     if not all(math.isfinite(value) for value in loss):
         return "not a number"
-    if min(loss) < 0.5:
+    if min(loss) < loss[0] / 2:
         return "too good"
     low = [ratio < 0.8 for ratio in valid_ratio]
     usual = statistics.median(longest)
@@ -54,7 +58,7 @@ def diagnose(loss, valid_ratio, longest, grad_norm):
         return "one long sample"
     if sum(low) > len(low) / 2:
         return "padding"
-    if max(grad_norm) > 10 * statistics.median(grad_norm):
+    if max(loss) > 1.5 * loss[0] or max(grad_norm) > 10 * statistics.median(grad_norm):
         return "jump"
     return "healthy"
 
@@ -83,8 +87,16 @@ def test_diagnose_wrong_answers():
             "healthy whatever comes": lambda *_: "healthy",
             "compares with nan": lambda loss, *rest: (
                 diagnose([v for v in loss if v == v], *rest)
-                if min(loss) >= 0.5 or not any(v != v for v in loss)
+                if min(loss) >= loss[0] / 2 or not any(v != v for v in loss)
                 else "too good"
+            ),
+            "half of what?": lambda loss, v, n, g: (
+                "padding" if diagnose(loss, v, n, g) == "too good" and min(loss) >= 0.5 else diagnose(loss, v, n, g)
+            ),
+            "every norm is large": lambda loss, v, n, g: (
+                "healthy"
+                if diagnose(loss, v, n, g) == "jump" and max(g) < 10 * statistics.median(g)
+                else diagnose(loss, v, n, g)
             ),
             "one bad step is no habit": lambda loss, v, n, g: (
                 "padding" if diagnose(loss, v, n, g) == "healthy" and low(v) else diagnose(loss, v, n, g)
@@ -108,6 +120,33 @@ def test_diagnose_wrong_answers():
 @pytest.mark.parametrize("sign", ["not a number", "too good", "one long sample", "padding", "jump"])
 def test_each_sign_is_asked_for(sign):
     assert not check_diagnose.run(without(sign)).ok
+
+
+def test_half_of_the_first_loss_is_no_fixed_number():
+    def under(limit):
+        return lambda loss, *rest: "too good" if min(loss) < limit else without("too good")(loss, *rest)
+
+    assert [check_diagnose.run(under(limit)).mistake for limit in (3, 4.45)] == ["half of what?"] * 2
+
+
+def test_the_notebooks_own_gallery_is_diagnosed():
+    """The table's signs find each fault of Figure 4, by the notebook's own cells."""
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict = {}
+    exec("import torch\nfrom mamba_lab.models import MambaConfig, MambaLM", names)
+    exec("from mamba_lab.tokenizer import load_tokenizer\ntokenizer = load_tokenizer()", names)
+    for part in ("def plain_train(", "draw = random.Random(0)", "def gallery_run(", "causes = {"):
+        (source,) = [source for source in sources if part in source]
+        exec(source, names)
+    assert {name: diagnose(*zip(*rows, strict=True)) for name, rows in names["causes"].items()} == {
+        "healthy": "healthy",
+        "lengths mixed": "padding",
+        "one long sample": "one long sample",
+        "labels on padding": "too good",
+        "learning rate 1": "jump",
+        "learning rate 10": "not a number",
+    }
 
 
 def rate(step, warmup, total, peak):
