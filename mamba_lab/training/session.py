@@ -61,14 +61,20 @@ class Session:
 
     def steps(self) -> Iterator[tuple[int, list[Batch], float, float]]:
         """The steps that remain: epoch, micro-batches, when they were asked for, and how many seconds they took."""
+        empty = 0
         for epoch in range(self.state.epoch, self.config.training.num_train_epochs):
+            empty += 1
             with closing(self.data.steps(epoch, self.config.training.gradient_accumulation_steps)) as steps:
                 while self.state.step < self.total_steps:
                     started = time.perf_counter()
                     batches = next(steps, None)
                     if batches is None:
                         break
+                    empty = 0
                     yield epoch, batches, started, time.perf_counter() - started
+            # An epoch that was left at its very end has nothing more; a stream that gives nothing twice gives nothing.
+            if self.state.step >= self.total_steps or empty > 1:
+                return
 
     def update(self, mean: StepResult) -> bool:
         """Clip and take the optimiser's step. False where weights and optimiser stay as they were."""

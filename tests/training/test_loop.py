@@ -391,6 +391,26 @@ def test_the_last_step_of_an_epoch_has_what_remains(settings: Callable[..., Trai
     assert sum(step.targets for step in result.history) == 2 * data.counts.training_targets
 
 
+def test_epochs_that_are_not_needed_cost_nothing(
+    settings: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, asked = TrainingData.steps, []
+
+    def steps(self: TrainingData, number: int, accumulation: int) -> Any:
+        asked.append(number)
+        assert number < 9, "nobody waits for two thousand million epochs"
+        return real(self, number, accumulation)
+
+    monkeypatch.setattr(TrainingData, "steps", steps)
+    assert run(settings(training={"max_steps": 3, "num_train_epochs": 2**31 - 1})).steps == 3
+    assert asked == [0]
+    (tmp_path / "empty.jsonl").write_text("")
+    data = {"corpus": str(tmp_path / "empty.jsonl"), "streaming": True}
+    with pytest.raises(ValueError, match="gave no document to train on"):
+        run(settings(data=data, training={"max_steps": 3, "num_train_epochs": 2**31 - 1}), documents=None)
+    assert asked == [0, 0, 1]
+
+
 def test_fewer_steps_than_asked_for_are_said_at_the_start(
     settings: Callable[..., TrainConfig], caplog: pytest.LogCaptureFixture
 ) -> None:
