@@ -26,24 +26,32 @@
 //     asked for; the gate beside the sweep, not before it; the
 //     first sweep's loads ahead of its stores; every second
 //     round of blocks the other way round (4,096 tokens)
-//   8 a lane copies 16 bytes: two instructions a part, not    0.545 / 1.419 / 5.55     818
+//   8 a lane copies 16 bytes: two instructions a part, not    0.541 / 1.453 / 5.58     834
 //     six; addresses move on from part to part; dt and dy of
-//     a token in one load; the state lanes' order in the
-//     tensor cores' rows keeps h and C in different banks
+//     a token in one load; the order of states in the tensor
+//     cores' rows keeps h and C in different banks
+//   9 g and B, too; a state's two channels one after the      0.545 / 1.421 / 5.47     831
+//     other; addresses of states computed when needed
 //
 // What lost: sums over states through shared memory (half the instructions, but 4 to 7% slower: its pipe is busy in
 // half of all cycles, and they wait for one another); a warp's barrier amid a sweep (2 to 4%: no load is moved across
 // it); a part along time and the one after it against time in one stretch, with 255 registers (16%); blocks of 2, 3, 8
 // or 12 warps (7 to 35%); two blocks of 255 registers for many tokens (9%); the decays of the part before, computed
-// against time where their unit is idle (6%: the assembler moved them to the end). Not tried: sums of two blocks in a
-// cluster (all sums are 2% of the time), 16 warps (they would have to do with 128 registers).
+// against time where their unit is idle: 6% as the assembler moved them to the end, 0 to 8% with branches, never taken,
+// that use them and so hold them in place (then they are 5% of the samples instead of 20%, and nothing is gained). h as
+// fma(dt u, B, decay h), which reads fewer registers at a time, and sums over states begun after two of four tokens: no
+// gain, as registers run short. Not tried: sums of two blocks in a cluster (all sums are 2% of the time), 16 warps
+// (they would have to do with 128 registers).
 //
 // Cost at 65,536 tokens, 268 million (t, d). Bytes: 14 of rows and 2 of checkpoints each, and partial sums written
-// and read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 818 for 32 states of a
-// thread, 3.6 ms if every scheduler issued one a cycle. But a register bank (even, odd) gives one number a cycle:
-// three different registers, or two of one bank, take a cycle more. Counted so, they take 1,187 cycles a part of a
-// warp, 5.3 ms: this is the floor. Achieved: 5.55 ms, with 3 warps a scheduler (168 registers and 76 KB a block allow
-// no more).
+// and read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 831 for 32 states of a
+// thread, 3.7 ms if every scheduler issued one a cycle. But it reads one even and one odd register a cycle, with one
+// cycle of slack (measured: a product of an even and an odd register takes 1.05 cycles, of two even ones 2.03; a fused
+// multiply-add of three registers 2.03, of one bank 3.03; what the instruction before has read need not be read again).
+// Either bank is asked for as many registers as there are instructions, but not evenly. A simulation of three warps by
+// these rules takes 8,680 cycles for a warp's 32 tokens, 7,500 without them, and tells variants apart to 1 or 2%: the
+// differences between the last versions are mostly those of how registers fell. Achieved: 5.47 ms, about 9,800 cycles
+// with what lies between tiles, with 3 warps a scheduler (168 registers and 76 KB a block allow no more).
 //
 // Errors against float64: bfloat16 gradients 1.00 of rounding alone, dB and dC 1.02 of it (the tensor cores drop
 // digits); in float32, where sums take three products instead of one, 5e-7; dA 1.3e-6, dD 0.9e-7, ddelta_bias 4e-7

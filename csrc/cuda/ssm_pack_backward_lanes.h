@@ -67,10 +67,10 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], float left0, float
 // and one of two states, a column a token and a half. Only the column of the token at hand has weights in it: one sum
 // grows for each token. What counts are the rows and columns of the same half.
 //
-// kSwapped: the two states the other way round. The four registers of a product's left side follow each other, so do
-// four states of B or C that were loaded at once: an instruction that reads both takes a cycle more if they lie in the
-// same bank (even, odd), and this puts them apart.
-template <bool kExact, bool kSwapped>
+// Of two states the second comes first. The four registers of a product's left side follow each other, and so do four
+// states of B or C that were loaded at once. A processor reads one even and one odd register a cycle: this way h and B,
+// or g and C, of a state are one of each.
+template <bool kExact>
 class SumOverChannels {
  public:
   // The weights of the token and channels that this lane owns.
@@ -88,13 +88,12 @@ class SumOverChannels {
 #pragma unroll
     for (int n = 0; n < kStates; n += 2) {
       float(&sum)[4] = sum_[n / 2];
-      const int n0 = n + kSwapped, n1 = n + 1 - kSwapped;
-      multiply_add(sum, value[0][n0], value[0][n1], value[1][n0], value[1][n1], high0, high1);
+      multiply_add(sum, value[0][n + 1], value[0][n], value[1][n + 1], value[1][n], high0, high1);
       if (kExact) {
         const auto rest = [&](int c, int i) { return __fsub_rn(value[c][i], without_last_digits(value[c][i])); };
         const float low0 = owned ? low_[0] : 0.0f, low1 = owned ? low_[1] : 0.0f;
-        multiply_add(sum, value[0][n0], value[0][n1], value[1][n0], value[1][n1], low0, low1);
-        multiply_add(sum, rest(0, n0), rest(0, n1), rest(1, n0), rest(1, n1), high0, high1);
+        multiply_add(sum, value[0][n + 1], value[0][n], value[1][n + 1], value[1][n], low0, low1);
+        multiply_add(sum, rest(0, n + 1), rest(0, n), rest(1, n + 1), rest(1, n), high0, high1);
       }
     }
   }
@@ -102,11 +101,11 @@ class SumOverChannels {
   // Token lane % 4, states 4 (lane / 8) + 2 (lane / 4 % 2) and the next one.
   __device__ __forceinline__ float2 total(int lane) const {
     const bool half = lane & 4;
-    const float keep0 = half ? sum_[1][1] : sum_[0][0], keep1 = half ? sum_[1][3] : sum_[0][2];
-    const float send0 = half ? sum_[0][1] : sum_[1][0], send1 = half ? sum_[0][3] : sum_[1][2];
-    const float sum0 = __fadd_rn(keep0, __shfl_xor_sync(kAllLanes, send0, 4));
+    const float keep1 = half ? sum_[1][1] : sum_[0][0], keep0 = half ? sum_[1][3] : sum_[0][2];
+    const float send1 = half ? sum_[0][1] : sum_[1][0], send0 = half ? sum_[0][3] : sum_[1][2];
     const float sum1 = __fadd_rn(keep1, __shfl_xor_sync(kAllLanes, send1, 4));
-    return kSwapped ? float2{sum1, sum0} : float2{sum0, sum1};
+    const float sum0 = __fadd_rn(keep0, __shfl_xor_sync(kAllLanes, send0, 4));
+    return {sum0, sum1};
   }
 
  private:

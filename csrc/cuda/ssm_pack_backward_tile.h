@@ -27,8 +27,7 @@ class BackwardTile {
         group_(turn(args) / args.channel_blocks),
         channel_((block_ * P::kWarps + warp_) * kChannels + 2 * p_),
         at_channel_(channel_ * static_cast<uint32_t>(sizeof(In))),
-        token_(channel_ < args.D ? j_ : kNever),
-        state_at_(int64_t(channel_) * kN + j_ * kStates) {}
+        token_(channel_ < args.D ? j_ : kNever) {}
 
  protected:
   // Blocks start in the order of their index, one on each processor, then a second one on each. The longest sequence
@@ -278,11 +277,19 @@ class BackwardTile {
     return a_.checkpoints + int64_t(start_ / kCheckpointTokens + s + tile) * (a_.D * kN);
   }
 
+  // Of this lane's first channel. Computed whenever it is needed: one register more for the parts.
+  __device__ __forceinline__ uint32_t state_at() const {
+    return (channel_ * (kN / kStates) + lane_again() / kPairs) * kStates;
+  }
+
+  // Whether there is such a channel. In the usual case they are a multiple of a warp's.
+  __device__ __forceinline__ bool has(int c) const { return channel_ + (kUsual ? 0 : c) < a_.D; }
+
   __device__ void load_states(const float* from, float (&to)[2][kStates]) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       float4 x = {};
-      if (from != nullptr && channel_ + c < a_.D) x = *reinterpret_cast<const float4*>(from + state_at_ + c * kN);
+      if (from != nullptr && has(c)) x = *reinterpret_cast<const float4*>(from + state_at() + c * kN);
       to[c][0] = x.x, to[c][1] = x.y, to[c][2] = x.z, to[c][3] = x.w;
     }
   }
@@ -291,15 +298,15 @@ class BackwardTile {
   __device__ void fetch_states(const float* from) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if (channel_ + c < a_.D) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + state_at_ + c * kN));
+      if (has(c)) asm volatile("prefetch.global.L2 [%0];" ::"l"(from + state_at() + c * kN));
     }
   }
 
   __device__ void store_states(float* to, const float (&from)[2][kStates]) const {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      if (channel_ + c >= a_.D) break;
-      *reinterpret_cast<float4*>(to + state_at_ + c * kN) = {from[c][0], from[c][1], from[c][2], from[c][3]};
+      if (!has(c)) break;
+      *reinterpret_cast<float4*>(to + state_at() + c * kN) = {from[c][0], from[c][1], from[c][2], from[c][3]};
     }
   }
 
@@ -311,7 +318,6 @@ class BackwardTile {
   const int block_, group_, channel_;
   const uint32_t at_channel_;  // in bytes
   const uint32_t token_;       // of a part: this lane's, or none
-  const int64_t state_at_;
   uint32_t start_ = 0;
   int length_ = 0;
   Word rest_u_, rest_dy_, rest_z_;  // of the part at hand

@@ -112,7 +112,7 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
       float decay[kPart][2][kStates], added[kPart][2][kStates];
 #pragma unroll
       for (int k = 0; k < kPart * 2 * kStates; ++k) {
-        const int i = k / (2 * kStates), c = k / kStates % 2, n = k % kStates;
+        const int i = k / (2 * kStates), c = k % 2, n = k / 2 % kStates;
         decay[i][c][n] = exp2_fast(__fmul_rn(c == 0 ? step[i].x : step[i].y, rate_[c][n]));
         added[i][c][n] = __fmul_rn(c == 0 ? step[i].z : step[i].w, B[i].value[n]);
       }
@@ -151,7 +151,7 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
     dskip_[0] = __fmaf_rn(dy[0], u[0], dskip_[0]), dskip_[1] = __fmaf_rn(dy[1], u[1], dskip_[1]);
 
     float h[2][kStates], share[2][kPart];
-    SumOverChannels<kExact, true> dC(dy[0], dy[1]);
+    SumOverChannels<kExact> dC(dy[0], dy[1]);
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const float4 from = four(at.lane + c * kWarp * 16);
@@ -165,7 +165,7 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
       const auto B = states_at(at.states, i, 0), C = states_at(at.states, i, 1);
 #pragma unroll
       for (int k = 0; k < 2 * kStates; ++k) {
-        const int c = k / kStates, n = k % kStates;
+        const int c = k % 2, n = k / 2;
         before[i][c][n] = h[c][n];
         decay[i][c][n] = exp2_fast(__fmul_rn(c == 0 ? step.x : step.y, rate_[c][n]));
         h[c][n] = __fmaf_rn(decay[i][c][n], h[c][n], __fmul_rn(c == 0 ? step.z : step.w, B.value[n]));
@@ -192,7 +192,7 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
   __device__ __forceinline__ void against(int tile, int part, const Cursor& at, const float (&u)[2], float2 dtu,
                                           const OfPart& decay, const OfPart& before) {
     float share_B[2][kPart], share_A[2][kPart];
-    SumOverChannels<kExact, false> dB(dtu.x, dtu.y);
+    SumOverChannels<kExact> dB(dtu.x, dtu.y);
 #pragma unroll
     for (int i = kPart - 1; i >= 0; --i) {
       const float4 step = shared_.now[warp_ * kWarp + i * kPairs + p_];  // dt and dy
@@ -205,7 +205,7 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
       dB.add(token_ == i, g_);
 #pragma unroll
       for (int k = 0; k < 2 * kStates; ++k) {
-        const int c = k / kStates, n = k % kStates;
+        const int c = k % 2, n = k / 2;
         share_B[c][i] = n == 0 ? __fmul_rn(g_[c][n], B.value[n]) : __fmaf_rn(g_[c][n], B.value[n], share_B[c][i]);
         g_[c][n] = __fmul_rn(g_[c][n], decay[i][c][n]);
         const float through = __fmul_rn(g_[c][n], before[i][c][n]);  // the gradient of dt A
