@@ -46,12 +46,18 @@
 // Cost at 65,536 tokens, 268 million (t, d). Bytes: 14 of rows and 2 of checkpoints each, and partial sums written
 // and read, 5.4 GB: 1.3 ms. Exponentials and reciprocals: 2.1 a state, 2.2 ms. Instructions: 831 for 32 states of a
 // thread, 3.7 ms if every scheduler issued one a cycle. But it reads one even and one odd register a cycle, with one
-// cycle of slack (measured: a product of an even and an odd register takes 1.05 cycles, of two even ones 2.03; a fused
-// multiply-add of three registers 2.03, of one bank 3.03; what the instruction before has read need not be read again).
+// cycle of slack. Measured, in cycles a scheduler: a product of an even and an odd register 1.05, of two even ones
+// 2.03; a fused multiply-add of three registers 2.03, of one bank 3.03, of two registers 1.05; a select 2.2; a product
+// on the tensor cores (10 registers) 6.3; an exponential 8.0. What the instruction before has read is not read again.
 // Either bank is asked for as many registers as there are instructions, but not evenly. A simulation of three warps by
-// these rules takes 8,680 cycles for a warp's 32 tokens, 7,500 without them, and tells variants apart to 1 or 2%: the
+// these rules takes 8,680 cycles for a warp's 32 tokens, 7,600 without them, and tells variants apart to 1 or 2%: the
 // differences between the last versions are mostly those of how registers fell. Achieved: 5.47 ms, about 9,800 cycles
 // with what lies between tiles, with 3 warps a scheduler (168 registers and 76 KB a block allow no more).
+//
+// At 4,096 tokens (940, 1,632, 166, 860 and 498) the schedule sets the time: 320 blocks, two to a processor. A warp
+// alone on its scheduler takes 0.95 us for 4 tokens (255 registers a thread), two take 1.6 us for both; the longest one
+// shares its processors with 498 and 166 tokens: 166 x 1.6 + 242 x 0.95 = 0.50 ms, and the sums. Sharing the work out
+// evenly would take 0.44 ms.
 //
 // Errors against float64: bfloat16 gradients 1.00 of rounding alone, dB and dC 1.02 of it (the tensor cores drop
 // digits); in float32, where sums take three products instead of one, 5e-7; dA 1.3e-6, dD 0.9e-7, ddelta_bias 4e-7
