@@ -18,7 +18,7 @@
 //                             smallest pack one block a multiprocessor: the longest sequence has its schedulers alone.
 //   5  0.119 / 0.400 / 1.541  a team of warps, but for the largest pack: scanners with 8 channels (or 16), stagers for
 //                             the rest. The longest sequence is spread over twice as many schedulers, at 62 cycles a
-//                             token. One sequence of 65,536 tokens takes 2.07 instead of 4.15.
+//                             token. One sequence of 65,536 tokens takes 2.07 instead of 8.9.
 //
 // On the way to 5, in the smallest pack: a stager for each scanner of 16 channels, each pair by itself, 0.143. Teams
 // that share B and C, 0.137: lanes next to each other read different states, at 4 cycles of shared memory for a load
@@ -26,9 +26,10 @@
 // one, 0.119.
 //
 // What lost in the teams, in the smallest pack: three blocks a multiprocessor (fewer registers: more instructions, and
-// more that read two registers of the same bank) 0.145; scanners with four states of 32 channels, not all states of 8,
-// 0.120; blocks that start to and fro instead of in order, the same. In the second one, more shared memory than two
-// teams need (it is the L1 cache's) 0.407.
+// more that read two registers of the same bank) 0.145; no prefetch into the L2 cache 0.123; scanners with four states
+// of 32 channels, not all states of 8, 0.120; blocks that start to and fro instead of in order, the same; u kept in
+// registers from stage to finish, the same. In the second one, more shared memory than two teams need (it is the L1
+// cache's) 0.407.
 //
 // What lost in the one-warp plan, on the largest pack: 8 channels a warp (more shared memory traffic for each state)
 // 2.82; 16 tokens unrolled with 32 channels (registers, instruction cache) 1.72; 5 blocks of 96 registers 1.86; staging
