@@ -32,6 +32,10 @@
 //     cores' rows keeps h and C in different banks
 //   9 g and B, too; a state's two channels one after the      0.545 / 1.421 / 5.47     831
 //     other; addresses of states computed when needed
+//  10 few blocks: dy goes from lane to lane, no barrier parts 0.512 / 1.416 / 5.51     831
+//     the sweeps, copies are fetched into L2 a part ahead; many
+//     blocks: longest first, no round goes backwards (version
+//     9 beside it: 0.548 / 1.432 / 5.52)
 //
 // What lost: sums over states through shared memory (half the instructions, but 4 to 7% slower: its pipe is busy in
 // half of all cycles, and they wait for one another); a warp's barrier amid a sweep (2 to 4%: no load is moved across
@@ -55,9 +59,10 @@
 // with what lies between tiles, with 3 warps a scheduler (168 registers and 76 KB a block allow no more).
 //
 // At 4,096 tokens (940, 1,632, 166, 860 and 498) the schedule sets the time: 320 blocks, two to a processor. A warp
-// alone on its scheduler takes 0.95 us for 4 tokens (255 registers a thread), two take 1.6 us for both; the longest one
-// shares its processors with 498 and 166 tokens: 166 x 1.6 + 242 x 0.95 = 0.50 ms, and the sums. Sharing the work out
-// evenly would take 0.44 ms.
+// alone on its scheduler takes 0.94 us for 4 tokens (255 registers a thread), two take 1.5 us for both; the longest one
+// shares its processors with 498 and 166 tokens: 166 x 1.5 + 242 x 0.94 = 0.48 ms, and the sums. Alone it would take
+// 0.38 ms, but a block cannot choose its processor: of 188 later blocks only 73 came to that of the block 132 before,
+// and an order made for that lost 3 to 11%.
 //
 // Errors against float64: bfloat16 gradients 1.00 of rounding alone, dB and dC 1.02 of it (the tensor cores drop
 // digits); in float32, where sums take three products instead of one, 5e-7; dA 1.3e-6, dD 0.9e-7, ddelta_bias 4e-7
@@ -67,6 +72,7 @@
 #include "ssm_pack_backward_warp.h"
 
 #include <algorithm>
+#include <atomic>
 
 namespace mamba_lab::ssm {
 namespace {
@@ -143,10 +149,17 @@ __global__ void __launch_bounds__(256) sum_parts(const __grid_constant__ Sums a)
   if (a.dbias != nullptr) a.dbias[i] = careful_sum_of(a.dbias_parts + i, a.of_channels, a.groups);
 }
 
+// `ready` has a bit for each device on which this kernel may use as much shared memory as it does: asking for that
+// takes a lock of the driver's, so it is done once.
 template <class Shared>
-cudaError_t launch(void (*kernel)(BackwardArguments), int threads, const BackwardArguments& args, cudaStream_t stream) {
+cudaError_t launch(void (*kernel)(BackwardArguments), std::atomic<uint64_t>& ready, int device, int threads,
+                   const BackwardArguments& args, cudaStream_t stream) {
   constexpr int bytes = sizeof(Shared);
-  if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return e;
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if ((ready.load(std::memory_order_relaxed) & bit) == 0) {
+    if (cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes)) return e;
+    ready.fetch_or(bit, std::memory_order_relaxed);
+  }
   const int64_t blocks = int64_t(args.channel_blocks) * args.groups;
   if (blocks > 0) kernel<<<static_cast<unsigned>(blocks), threads, bytes, stream>>>(args);
   return cudaGetLastError();
@@ -182,8 +195,15 @@ template <class In>
 using Two = BackwardPlan<In, 4, 2>;
 
 template <class P, bool kUsual>
-cudaError_t launch_scan(const BackwardArguments& args, cudaStream_t stream) {
-  return launch<typename P::Shared>(scan_backward<P, kUsual>, P::kThreads, args, stream);
+cudaError_t launch_scan(int device, const BackwardArguments& args, cudaStream_t stream) {
+  static std::atomic<uint64_t> ready{0};
+  return launch<typename P::Shared>(scan_backward<P, kUsual>, ready, device, P::kThreads, args, stream);
+}
+
+template <class In>
+cudaError_t launch_generic(int device, const BackwardArguments& args, cudaStream_t stream) {
+  static std::atomic<uint64_t> ready{0};
+  return launch<GenericShared>(generic_backward<In>, ready, device, kGenericThreads, args, stream);
 }
 
 template <class In, class Many, class Few>
@@ -212,10 +232,10 @@ cudaError_t backward_of(const Problem& p, const Gradients& out, cudaStream_t str
   for (void* x : {out.du, out.ddelta, out.y}) usual = usual && aligned(x, row, 2 * size);
   usual = usual && aligned(out.dz, dz_row, 2 * size);
   const bool few = parts.channel_blocks * parts.groups <= 3 * processors;
-  const cudaError_t error = !fast  ? launch<GenericShared>(generic_backward<In>, kGenericThreads, args, stream)
-                            : !usual ? launch_scan<Few, false>(args, stream)
-                            : few    ? launch_scan<Few, true>(args, stream)
-                                     : launch_scan<Many, true>(args, stream);
+  const cudaError_t error = !fast    ? launch_generic<In>(device, args, stream)
+                            : !usual ? launch_scan<Few, false>(device, args, stream)
+                            : few    ? launch_scan<Few, true>(device, args, stream)
+                                     : launch_scan<Many, true>(device, args, stream);
   if (error != cudaSuccess) return error;
   const Sums sums{args.states_parts, args.dA_parts, args.dskip_parts, args.dbias_parts, out.dB, out.dC, out.dA, out.dD,
                   out.ddelta_bias, p.T * p.N, p.D * p.N, p.D, args.channel_blocks, args.groups};

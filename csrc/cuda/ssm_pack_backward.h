@@ -88,6 +88,7 @@ struct BackwardPlan {
   using In = Input;
   static constexpr int kWarps = kWarpsOfBlock, kThreads = kWarps * kWarp;
   static constexpr int kBlocks = kBlocksOfProcessor;  // blocks that must fit on a multiprocessor: bounds the registers
+  static constexpr bool kFew = kBlocks < 3;  // warps wait for memory rather than for one another
   static constexpr int kBlockChannels = kWarps * kChannels;
 
   // What a warp keeps of a part.

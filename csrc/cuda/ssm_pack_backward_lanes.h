@@ -34,6 +34,12 @@ __device__ __forceinline__ void store_if(bool condition, void* to, uint64_t x) {
                : "memory");
 }
 
+// Moves what lies there into the L2 cache.
+__device__ __forceinline__ void fetch_if(bool condition, const void* from) {
+  asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; @p prefetch.global.L2 [%0];}" ::"l"(from),
+               "r"(static_cast<uint32_t>(condition)));
+}
+
 // Copies some bytes from global to shared memory while the thread goes on, or writes zeros there. The compiler has six
 // counters to wait for loads into registers with, and for exponentials: a copy like this one needs none of them.
 template <int kBytes>
@@ -112,6 +118,13 @@ class SumOverChannels {
   float high_[2], low_[2] = {};
   float sum_[kStates / 2][4] = {};
 };
+
+// What lane 8 i + p has, for all lanes 8 j + p.
+__device__ __forceinline__ float of_token(int i, float x) {
+  float y;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x71f, 0xffffffff;" : "=f"(y) : "f"(x), "r"(8 * i));
+  return y;
+}
 
 // Every lane comes with its share of four sums and leaves with the whole of sum lane / 8.
 __device__ __forceinline__ float sum_over_states(const float (&share)[kPart], int lane) {

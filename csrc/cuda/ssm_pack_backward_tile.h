@@ -30,12 +30,12 @@ class BackwardTile {
         token_(channel_ < args.D ? j_ : kNever) {}
 
  protected:
-  // Blocks start in the order of their index, one on each processor, then a second one on each. The longest sequence
-  // comes first; every second round goes backwards, so that its processors get the shortest ones beside it.
+  // The longest sequences come first. Where blocks are few they all start at once, about one on each processor and then
+  // a second one on each: every second round goes backwards, so that the longest get the shortest beside them.
   static __device__ int turn(const BackwardArguments& args) {
     const int index = blockIdx.x, round = index / args.processors, first = round * args.processors;
-    const int last = min(first + args.processors, args.channel_blocks * args.groups) - 1;
-    return round % 2 == 0 ? index : last - (index - first);
+    const int all = args.channel_blocks * args.groups, last = min(first + args.processors, all) - 1;
+    return round % 2 == 0 || all > 3 * args.processors ? index : last - (index - first);
   }
 
   __device__ __forceinline__ bool softplus() const { return kUsual || a_.softplus; }
@@ -106,6 +106,7 @@ class BackwardTile {
   __device__ __forceinline__ void start(Copy& copy, void* to) const {
     copy_later<kCount * sizeof(In)>(to, copy.from, exists(copy.token));
     copy.from -= copy.part_bytes, copy.token -= kPart;
+    if constexpr (P::kFew) fetch_if(exists(copy.token), copy.from);
   }
 
   // For delta, u, B and C of the part a tile before t0, and for dy, z and u of the part before t0. Nothing waits.

@@ -132,13 +132,18 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
     OfPart decay, before;
     const float u[2] = {Words::first(rest_u_), Words::second(rest_u_)};
     ask(tile * kTile + part * kPart);
-    const float2 dtu = along(tile, part, at, u, decay, before);
-    against(tile, part, at, u, dtu, decay, before);
+    const Own own = along(tile, part, at, u, decay, before);
+    against(tile, part, at, u, own, decay, before);
   }
 
-  // Along time: the states once more, and with them y, so dz, and dC. Gives back dt u of this lane's token.
-  __device__ __forceinline__ float2 along(int tile, int part, const Cursor& at, const float (&u)[2], OfPart& decay,
-                                          OfPart& before) {
+  // Of this lane's token.
+  struct Own {
+    float2 dtu, dy, dC;
+  };
+
+  // Along time: the states once more, and with them y, so dz, and dC.
+  __device__ __forceinline__ Own along(int tile, int part, const Cursor& at, const float (&u)[2], OfPart& decay,
+                                       OfPart& before) {
     const float z[2] = {Words::first(rest_z_), Words::second(rest_z_)};
     float dy[2] = {Words::first(rest_dy_), Words::second(rest_dy_)}, gate[2], dz[2];
 #pragma unroll
@@ -157,8 +162,8 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
       const float4 from = four(at.lane + c * kWarp * 16);
       h[c][0] = from.x, h[c][1] = from.y, h[c][2] = from.z, h[c][3] = from.w;
     }
-    const float4 own = four(at.lane + kStep);
-    shared_.now[threadIdx.x] = {own.x, own.y, dy[0], dy[1]};
+    const float4 step = four(at.lane + kStep);
+    if constexpr (!P::kFew) shared_.now[threadIdx.x] = {step.x, step.y, dy[0], dy[1]};
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
       const float4 step = four(at.pair + kStep + i * kPairs * 16);
@@ -173,8 +178,11 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
       }
       dC.add(token_ == i, h);
     }
-    __syncwarp();  // what lies in `now` is there, and all have taken the part's states
-    two(at.sum + kSums) = dC.total(lane_);
+    const Own own{{step.z, step.w}, {dy[0], dy[1]}, dC.total(lane_)};
+    if constexpr (!P::kFew) {
+      __syncwarp();  // what lies in `now` is there, and all have taken the part's states
+      two(at.sum + kSums) = own.dC;
+    }
 
     const float4 constants = shared_.constants[warp_][p_];
     const float y[2] = {__fmaf_rn(constants.x, u[0], sum_over_states(share[0], lane_)),
@@ -185,17 +193,25 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
                __fmul_rn(dz[1], y[1]));
     store_pair(a_.y, row(t) * a_.row_bytes + at_channel_, wanted && a_.wants_y, __fmul_rn(y[0], gate[0]),
                __fmul_rn(y[1], gate[1]));
-    return {own.z, own.w};
+    return own;
+  }
+
+  // dt and dy of token i of the part and this lane's channels. Where few warps are under way they come from the lanes
+  // themselves: no barrier then parts the two sweeps, which takes registers.
+  __device__ __forceinline__ float4 step_and_dy(const Cursor& at, int i, const Own& own) const {
+    if constexpr (!P::kFew) return shared_.now[warp_ * kWarp + i * kPairs + p_];
+    const float2 dt = two(at.pair + kStep + i * kPairs * 16);
+    return {dt.x, dt.y, of_token(i, own.dy.x), of_token(i, own.dy.y)};
   }
 
   // Against time: g, and with it dB, dA, and gB and gA, which du and ddelta are made of.
-  __device__ __forceinline__ void against(int tile, int part, const Cursor& at, const float (&u)[2], float2 dtu,
+  __device__ __forceinline__ void against(int tile, int part, const Cursor& at, const float (&u)[2], const Own& own,
                                           const OfPart& decay, const OfPart& before) {
     float share_B[2][kPart], share_A[2][kPart];
-    SumOverChannels<kExact> dB(dtu.x, dtu.y);
+    SumOverChannels<kExact> dB(own.dtu.x, own.dtu.y);
 #pragma unroll
     for (int i = kPart - 1; i >= 0; --i) {
-      const float4 step = shared_.now[warp_ * kWarp + i * kPairs + p_];  // dt and dy
+      const float4 step = step_and_dy(at, i, own);
       const auto B = states_at(at.states, i, 0), C = states_at(at.states, i, 1);
 #pragma unroll
       for (int k = 0; k < 2 * kStates; ++k) {
@@ -218,15 +234,22 @@ class BackwardWarp : public BackwardTile<P, kUsual> {
     take_rest();
     two(at.sum) = dB.total(lane_);
     const float2 slope = two(at.sum + kSlope);
-    const float4 own = shared_.now[threadIdx.x];
+    float4 mine;  // dt and dy
+    if constexpr (P::kFew) {
+      const float2 dt = two(at.lane + kStep);
+      mine = {dt.x, dt.y, own.dy.x, own.dy.y};
+      two(at.sum + kSums) = own.dC;
+    } else {
+      mine = shared_.now[threadIdx.x];
+    }
 
     const float4 constants = shared_.constants[warp_][p_];
     float du[2], ddelta[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const float gB = sum_over_states(share_B[c], lane_), gA = sum_over_states(share_A[c], lane_);
-      du[c] = __fmaf_rn(c == 0 ? own.x : own.y, gB,
-                        __fmul_rn(c == 0 ? constants.x : constants.y, c == 0 ? own.z : own.w));
+      du[c] = __fmaf_rn(c == 0 ? mine.x : mine.y, gB,
+                        __fmul_rn(c == 0 ? constants.x : constants.y, c == 0 ? mine.z : mine.w));
       ddelta[c] = __fmul_rn(__fmaf_rn(u[c], gB, __fmul_rn(gA, kLn2)), c == 0 ? slope.x : slope.y);
       dbias_[c] = __fadd_rn(dbias_[c], ddelta[c]);
     }
