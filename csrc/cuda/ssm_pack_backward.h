@@ -102,6 +102,7 @@ struct BackwardPlan {
   struct alignas(16) Box {
     typename PairOf<In>::Word pairs[kArrays][kWarp];
     In states[2 * kN];
+    In unread[2 * kN];  // copies of lanes that have nothing to bring
   };
   static_assert(kWarps == kPart);
   struct Shared {

@@ -63,8 +63,9 @@ class BackwardTile {
   // "Next" is the one before in time: the walk goes from the end to the start, part by part without a gap.
 
   // In the usual case a lane copies 16 bytes of delta, u, dy or z: in bfloat16 one instruction brings all four. u of
-  // the next part comes with B and C, 4 numbers a lane. What lanes copy arrives side by side, which is by array, token
-  // and channel, just as lanes read it.
+  // the next part comes with B and C, 4 numbers a lane: 24 fours, and the last eight lanes copy what those before them
+  // do to where nobody reads it. What lanes copy arrives side by side, which is by array, token and channel, just as
+  // lanes read it.
   static constexpr int kCopied = 16 / sizeof(In), kCopiedLast = 4;  // numbers at a time
   static constexpr int kCopies = 4 * kPart * kChannels / kCopied / kWarp;
 
@@ -91,16 +92,13 @@ class BackwardTile {
       copies_[i] = copy_of(rows, first_channel + at % kChannels,
                            at / kChannels % kPart - (array < kRestDy ? kTile : kPart), missing);
     }
-    const int at = last_copied(lane) * kCopiedLast;
+    const int at = (lane < 24 ? lane : lane - 8) * kCopiedLast;
     if (at < kPart * kChannels) {
       last_ = copy_of(a_.u, first_channel + at % kChannels, at / kChannels - kPart, missing);
     } else {
       last_ = copy_of(at % (2 * kN) < kN ? a_.B : a_.C, at % kN, warp_ - kTile, 0);
     }
   }
-
-  // Which fours of u, B and C: there are 24. The last eight lanes copy what those before them do.
-  static __device__ __forceinline__ int last_copied(int lane) { return lane < 24 ? lane : lane - 8; }
 
   template <int kCount>
   __device__ __forceinline__ void start(Copy& copy, void* to) const {
@@ -117,7 +115,7 @@ class BackwardTile {
       for (int i = 0; i < kCopies; ++i) {
         start<kCopied>(copies_[i], reinterpret_cast<In*>(&box.pairs[kDelta][0]) + (i * kWarp + lane_) * kCopied);
       }
-      start<kCopiedLast>(last_, reinterpret_cast<In*>(&box.pairs[kRestU][0]) + last_copied(lane_) * kCopiedLast);
+      start<kCopiedLast>(last_, reinterpret_cast<In*>(&box.pairs[kRestU][0]) + lane_ * kCopiedLast);
     } else {
       box.pairs[kDelta][lane_] = load_pair(a_.delta, t0 - kTile + token_);
       box.pairs[kU][lane_] = load_pair(a_.u, t0 - kTile + token_);
