@@ -14,6 +14,8 @@ from pathlib import Path
 
 TOOLS = ("memcheck", "racecheck", "initcheck")
 LENGTHS = (5, 70, 0, 1, 33, 64, 2, 130)
+# With so many channels a GPU has more to do: the scan's launchers take other plans, step by step.
+MANY, MANY_CHANNELS = (33, 1, 5) * 22, (448, 1024, 2048)
 CALLS = {"conv1d_pack": [(64, 4), (37, 4), (264, 3), (40, 7)], "ssm_pack": [(64, 16), (37, 16), (264, 16), (40, 5)]}
 
 
@@ -28,6 +30,10 @@ def run_kernels() -> None:
                 for without in ((), ("initial_state", "z", "D", "delta_bias", "bias")):
                     case = made(name, LENGTHS, D, size, dtype, without=without, device="cuda")
                     run_on(name, "cuda", LENGTHS, case, **OPTIONS[name][0])
+    for D in MANY_CHANNELS:
+        for dtype in (torch.bfloat16, torch.float32):
+            case = made("ssm_pack", MANY, D, 16, dtype, without=(), device="cuda")
+            run_on("ssm_pack", "cuda", MANY, case, **OPTIONS["ssm_pack"][0])
     torch.cuda.synchronize()
 
 
