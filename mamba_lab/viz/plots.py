@@ -338,7 +338,10 @@ def _value_axis(ax: Axes, percent: bool) -> None:
 def _short(value: float, percent: bool) -> str:
     if percent:
         return f"{100 * value:.1f}%" if 0 < value < 0.1 or 0.99 < value < 1 else f"{100 * value:.0f}%"
-    return f"{value:,.0f}" if abs(value) >= 100 or float(value).is_integer() else f"{value:.3g}"
+    if abs(value) >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"  # 1.003 is no 1: where rounding leaves an integer, its zeros say how far it is known
+    return f"{value:#.3g}".rstrip(".") if text.lstrip("-").isdigit() else text
 
 
 def _visible(token: str) -> str:

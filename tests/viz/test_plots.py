@@ -45,6 +45,14 @@ def test_a_spread_is_a_line_over_the_end_of_its_bar_and_the_number_stands_behind
         plots.prediction_bar({"a": 0.5, "b": 1.0}, what="times", spread={"c": (1, 2)})
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1, "1"), (1.003, "1.00"), (0.9996, "1.00"), (-12.01, "-12.0"), (99.96, "100"), (0.505, "0.505")],
+)
+def test_a_number_that_is_rounded_to_an_integer_keeps_its_zeros(value: float, text: str) -> None:
+    assert words(plots.prediction_bar(value, what="times")) == [text]
+
+
 def test_a_wild_prediction_still_fits() -> None:
     fig = plots.prediction_bar(0.57, 80, what="valid ratio", percent=True)
     assert fig.axes[0].get_xlim()[1] > 80
