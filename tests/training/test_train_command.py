@@ -309,9 +309,10 @@ def test_a_model_larger_than_the_memory(settings: Path, capsys: pytest.CaptureFi
 def test_a_compiler_that_is_missing_is_one_line(
     settings: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, "/nonexistent/g++"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    assert run(settings, "--set", "training.torch_compile=true") == 1
+    # Not monkeypatch: it takes the setting away at the end, for every later test of the process.
+    with torch._inductor.config.patch({"cpp.cxx": (None, "/nonexistent/g++")}):
+        assert run(settings, "--set", "training.torch_compile=true") == 1
     line = one_line(capsys)
     assert line.startswith("training.torch_compile is true, and PyTorch's compiler failed: ")
     assert "No working C++ compiler found" in line
