@@ -85,14 +85,10 @@ def timed_step(
     model: MambaLM, step: Sequence[Batch], optimizer: torch.optim.Optimizer, max_norm: float, bf16: bool
 ) -> tuple[float, float]:
     """Seconds of a whole optimiser step, and its mean loss."""
-    if on_gpu(model):
-        torch.cuda.synchronize()
-    started = time.perf_counter()
+    started = now(model)
     mean = backward(model, step, bf16=bf16)
     update(model, optimizer, mean, max_norm)
-    if on_gpu(model):
-        torch.cuda.synchronize()
-    return time.perf_counter() - started, mean.loss
+    return now(model) - started, mean.loss
 
 
 def peak_of(model: MambaLM, step: Sequence[Batch], bf16: bool) -> int:
@@ -120,6 +116,13 @@ def contents(steps: Sequence[Sequence[Batch]]) -> dict[str, Any]:
         "micro_batches": len(batches),
         "sequences": sum(int((batch.sequence >= 0).sum()) for batch in batches),
     }
+
+
+def now(model: MambaLM) -> float:
+    """Seconds of a clock, when all that was asked of a GPU is done."""
+    if on_gpu(model):
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def on_gpu(model: MambaLM) -> bool:

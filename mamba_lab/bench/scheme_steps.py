@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mamba_lab.batching import Batch
-from mamba_lab.bench.scheme_runs import contents, on_gpu
+from mamba_lab.bench.scheme_runs import contents, now, on_gpu
 from mamba_lab.corpus import Corpus
 from mamba_lab.models import MambaLM
 from mamba_lab.training import TrainConfig, TrainingData
@@ -89,10 +89,3 @@ def calls(model: MambaLM, batches: Sequence[Batch], bf16: bool) -> dict[str, lis
         seconds.append(now(model) - start)
         tokens.append(batch.n_tokens)
     return {"call_tokens": tokens, "call_seconds": seconds}
-
-
-def now(model: MambaLM) -> float:
-    """Seconds of a clock, when all that was asked of a GPU is done."""
-    if on_gpu(model):
-        torch.cuda.synchronize()
-    return time.perf_counter()

@@ -46,7 +46,7 @@ AT_MOST = {"one-at-a-time": 12, "bucketed": 12, "padded": 6}
 OTHERS_AT_MOST = 4
 # A sample is timed so often, and less often where that would take longer than so many seconds.
 REPEATS, STEP_SECONDS = 5, 1.5
-# A GPU is lent by the minute: what has not begun by then is left out, and said.
+# A GPU is paid by the minute: what has not begun by then is left out, and said.
 GPU_SECONDS = 150.0
 # One-at-a-time against packs, by the same weights, relative. In bfloat16 the shape of a matrix product decides how it
 # rounds.

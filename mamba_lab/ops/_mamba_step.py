@@ -47,10 +47,6 @@ _NEEDS = (
     *("out_weight", "out_bias"),
 )
 """The order of the step's arguments, which autograd counts."""
-_PARAMETERS = (
-    *("in_weight", "in_bias", "conv_weight", "x_weight", "dt_weight", "dt_bias", "A_log", "D"),
-    *("out_weight", "out_bias"),
-)
 
 
 class MambaStep(torch.autograd.Function):
@@ -93,8 +89,10 @@ class MambaStep(torch.autograd.Function):
             y, _, checkpoints = scan(*inputs, True, cu_seqlens, order, None, False)
             out = F.linear(cast(y, narrow), w_out, None if out_bias is None else cast(out_bias, narrow))
         ctx.narrow, ctx.backends, ctx.gives_y = narrow, backends, backends == ("cuda", "cuda")
-        parameters = (in_weight, in_bias, conv_weight, x_weight, dt_weight, dt_bias, A_log, D, out_weight, out_bias)
-        ctx.dtypes = dict(zip(_PARAMETERS, (None if p is None else p.dtype for p in parameters), strict=True))
+        parameters = (
+            *(in_weight, in_bias, conv_weight, conv_bias, x_weight, dt_weight, dt_bias, A_log, D, out_weight, out_bias),
+        )
+        ctx.dtypes = dict(zip(_NEEDS[1:], (None if p is None else p.dtype for p in parameters), strict=True))
         ctx.save_for_backward(
             None if in_weight is None else hidden,
             xz,
